@@ -1,0 +1,7 @@
+//! hmkeeper.
+#![deny(unsafe_code)]
+
+pub mod epoch;
+pub mod ports;
+pub mod tiering;
+pub mod units;

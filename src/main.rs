@@ -1,0 +1,2 @@
+//! hmkeeper.
+fn main() {}

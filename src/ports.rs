@@ -1,0 +1,279 @@
+//! The seam between deciding and the machine: each trait is implemented by
+//! [`sys`](crate::sys) over the kernel and by [`sim`](crate::sim) over a model.
+
+use std::io;
+
+use crate::tiering::observation::{
+    AccessSet, NodeUsage, RangeResidency, Sample, TargetKind, TargetMap,
+};
+use crate::tiering::plan::{Move, MoveOutcome, Sweep};
+use crate::tiering::tier::TierTable;
+use crate::units::{Bandwidth, Bytes, Nanos, PageRange, Pid};
+
+/// How a port failed as a whole. What happens to single pages or processes is
+/// data and never comes this way.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// The kernel does not have it.
+    #[error("{what} is not available: {remedy}")]
+    Missing {
+        /// The interface.
+        what: String,
+        /// What the operator can do.
+        remedy: String,
+    },
+    /// We may not use it.
+    #[error("{what}: permission denied: {remedy}")]
+    Forbidden {
+        /// The interface.
+        what: String,
+        /// What the operator can do.
+        remedy: String,
+    },
+    /// It is there but somebody else uses it.
+    #[error("{what} is in use: {remedy}")]
+    Busy {
+        /// The interface.
+        what: String,
+        /// What the operator can do.
+        remedy: String,
+    },
+    /// It answered with an error.
+    #[error("{what}: {source}")]
+    Failed {
+        /// System call or path, and of whom.
+        what: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It answered with something that cannot be read.
+    #[error("{what}: {detail}")]
+    Malformed {
+        /// The path.
+        what: String,
+        /// Where and why.
+        detail: String,
+    },
+}
+
+/// Which processes to watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selector {
+    /// This process.
+    Pid(Pid),
+    /// Processes whose command name (`/proc/PID/comm`) matches this glob.
+    Comm(String),
+    /// Processes whose command line, arguments joined by blanks, matches this glob.
+    Cmdline(String),
+    /// Processes in this cgroup v2 and below, a path under the cgroup root.
+    Cgroup(String),
+    /// Processes of this systemd unit.
+    Unit(String),
+}
+
+/// Which mappings of a target are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MappingFilter {
+    /// Addresses.
+    Range(PageRange),
+    /// Mappings whose name in `/proc/PID/maps` matches this glob; mappings
+    /// without a name are called `[anon]`.
+    Name(String),
+}
+
+/// One `[[targets]]` of the configuration, or one `attach`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetSpec {
+    /// Its name in metrics; `None`: the command's name.
+    pub name: Option<String>,
+    /// Who.
+    pub selector: Selector,
+    /// How to treat it.
+    pub kind: TargetKind,
+    /// Watch its children too.
+    pub follow_children: bool,
+    /// Only these mappings; empty: all that are eligible.
+    pub include: Vec<MappingFilter>,
+    /// Never these.
+    pub exclude: Vec<MappingFilter>,
+    /// Move memory that the application bound by its own policy as well.
+    pub move_bound: bool,
+    /// Move `mlock`ed memory as well.
+    pub move_locked: bool,
+}
+
+impl TargetSpec {
+    /// Everything eligible of one process.
+    pub fn of_pid(pid: Pid) -> Self {
+        Self {
+            name: None,
+            selector: Selector::Pid(pid),
+            kind: TargetKind::Generic,
+            follow_children: false,
+            include: Vec::new(),
+            exclude: Vec::new(),
+            move_bound: false,
+            move_locked: false,
+        }
+    }
+}
+
+/// Something ordinary that happened to a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetEvent {
+    /// Found and watched from now on.
+    Attached {
+        /// Its process.
+        pid: Pid,
+        /// Its name.
+        name: String,
+    },
+    /// It ended, or its pid is somebody else's now.
+    Ended {
+        /// Its process.
+        pid: Pid,
+        /// Its name.
+        name: String,
+    },
+    /// It runs another program now; what was known of it is forgotten.
+    Replaced {
+        /// Its process.
+        pid: Pid,
+        /// Its name.
+        name: String,
+    },
+    /// It cannot be watched: a kernel thread, or not ours to watch.
+    Unwatchable {
+        /// Its process.
+        pid: Pid,
+        /// Why.
+        why: String,
+    },
+}
+
+/// Finds the targets and their mappings.
+pub trait Targets {
+    /// Watches these from now on; those no longer named are let go.
+    fn select(&mut self, specs: &[TargetSpec]);
+    /// Looks at all of them now.
+    ///
+    /// # Errors
+    /// Only when `/proc` itself cannot be read; a vanished process is an event.
+    fn read(&mut self, events: &mut Vec<TargetEvent>) -> Result<Vec<TargetMap>, PortError>;
+}
+
+/// Which mechanism tells accessed pages apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SamplerKind {
+    /// Idle-page tracking, per page.
+    Idle,
+    /// DAMON over virtual addresses, per region.
+    Damon,
+    /// None: the kernel offers nothing.
+    None,
+    /// The simulator's own.
+    Simulated,
+}
+
+impl SamplerKind {
+    /// The name in configuration, metrics and status.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Damon => "damon",
+            Self::None => "none",
+            Self::Simulated => "simulated",
+        }
+    }
+}
+
+/// Tells which of a set of pages were touched between two moments.
+pub trait AccessSampler {
+    /// Which mechanism this is.
+    fn kind(&self) -> SamplerKind;
+    /// Forgets past accesses of these pages; sorted by target and address.
+    /// `window` is how long it will be until [`collect`](Self::collect).
+    fn arm(&mut self, samples: &[Sample], window: Nanos) -> Result<(), PortError>;
+    /// Reports which of the armed pages were touched since, one verdict each,
+    /// and closes the scan.
+    fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError>;
+    /// CPU time of kernel threads that work for us, since they were started.
+    fn kernel_cpu_time(&mut self) -> Nanos {
+        Nanos::ZERO
+    }
+    /// Undoes every kernel setting that it made.
+    fn release(&mut self) {}
+}
+
+/// Tells where pages are.
+pub trait Residency {
+    /// Counts present pages per node. A vanished process has none.
+    fn sweep(&mut self, sweep: Sweep) -> Result<RangeResidency, PortError>;
+    /// Memory per node now.
+    fn nodes(&mut self) -> Result<Vec<NodeUsage>, PortError>;
+}
+
+/// Tells which tiers there are.
+pub trait Topology {
+    /// Reads them now.
+    fn read(&self) -> Result<TierTable, PortError>;
+}
+
+/// Bounds on one turn of the mover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveLimits {
+    /// Stop, and defer the rest, after so much wall-clock time.
+    pub time: Nanos,
+    /// Never faster than this.
+    pub rate: Bandwidth,
+    /// Never more than this.
+    pub bytes: Bytes,
+    /// A single system call should stay below this.
+    pub call_time: Nanos,
+    /// Threads that may move at once, at least one.
+    pub threads: usize,
+}
+
+/// Moves pages.
+pub trait PageMover {
+    /// Tries the moves in order. Per-page trouble is in the outcome.
+    fn apply(&mut self, moves: &[Move], limits: MoveLimits) -> Result<MoveOutcome, PortError>;
+    /// CPU time spent moving since the start, on all threads.
+    fn cpu_time(&self) -> Nanos;
+}
+
+/// Why a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// It is time.
+    Due,
+    /// Somebody wants the loop's attention: a command, a reload, the end.
+    Interrupted,
+}
+
+/// Time, of the host or of the model.
+pub trait Clock {
+    /// Monotonic, of any origin.
+    fn now(&self) -> Nanos;
+    /// CPU time of the calling thread.
+    fn thread_cpu_time(&self) -> Nanos;
+    /// CPU time of the whole process.
+    fn process_cpu_time(&self) -> Nanos;
+    /// Waits; returns at once when `at` has passed.
+    fn sleep_until(&mut self, at: Nanos) -> Wake;
+}
+
+/// All that the loop needs from the machine.
+pub struct Ports {
+    /// Who is watched.
+    pub targets: Box<dyn Targets>,
+    /// What they touch.
+    pub sampler: Box<dyn AccessSampler>,
+    /// Where it lies.
+    pub residency: Box<dyn Residency>,
+    /// Moves it.
+    pub mover: Box<dyn PageMover>,
+    /// Time.
+    pub clock: Box<dyn Clock>,
+}

@@ -1,0 +1,256 @@
+//! What the engine is told once per epoch: plain values, no handles.
+//!
+//! An [`Observation`] holds everything that a decision may depend on, so that
+//! a recorded one gives the same plan again.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::plan::MoveOutcome;
+use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
+
+/// One watched process, from attach to detach. Unlike a [`Pid`] it is never
+/// used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TargetId(pub u32);
+
+/// How a target's memory is treated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TargetKind {
+    /// Any process.
+    #[default]
+    Generic,
+    /// A process that trains a neural network, step by step.
+    DnnTraining,
+}
+
+/// A target as it was when the epoch's scans had ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TargetMap {
+    /// Who.
+    pub id: TargetId,
+    /// Its process.
+    pub pid: Pid,
+    /// The configured name, or the command's name for one attached by hand.
+    pub name: Arc<str>,
+    /// How to treat it.
+    pub kind: TargetKind,
+    /// What may be moved: sorted, disjoint. Mappings that touch may be one
+    /// range or several.
+    pub eligible: Vec<PageRange>,
+    /// CPU time used by all its threads since it started.
+    pub cpu_time: Nanos,
+    /// The share of its CPU time that each node with CPUs gave lately; sums
+    /// to 1. The weights of its view of the tiers.
+    pub cpu_share: Vec<(NodeId, f64)>,
+    /// The nodes that its cpuset allows; `None` when all are.
+    pub allowed_nodes: Option<Vec<NodeId>>,
+    /// What is mapped but never touched by us, by why.
+    pub excluded: Vec<(Exclusion, Bytes)>,
+}
+
+/// Why a mapping is never moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Exclusion {
+    /// Shared with, or backed by, something outside of the target.
+    Shared,
+    /// A private mapping of a file.
+    File,
+    /// `mlock`ed: its owner asked for no stalls.
+    Locked,
+    /// From the hugetlb pool.
+    Hugetlb,
+    /// Bound, preferred or interleaved by the application's own policy.
+    Policy,
+    /// Excluded, or not included, by our configuration.
+    Configured,
+    /// vdso, device memory and the like.
+    Special,
+}
+
+/// A page watched for its region in one epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Whose page.
+    pub target: TargetId,
+    /// Its process.
+    pub pid: Pid,
+    /// The page's first byte.
+    pub addr: VirtAddr,
+}
+
+/// What one scan says of one sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// Touched since it was armed.
+    Accessed,
+    /// Not touched since it was armed.
+    Idle,
+    /// Cannot be told: not mapped, moved meanwhile, or off the LRU, where the
+    /// idle bit does not stick. Never counted as either.
+    Unknown,
+}
+
+/// The scans of one sample in one epoch, added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// Scans that saw it accessed, at most `known`.
+    pub accessed: u8,
+    /// Scans that could tell.
+    pub known: u8,
+    /// log2 of the pages in the folio that held it: 0 for a page of 4 KiB, 9
+    /// for a transparent huge page. One accessed bit covers all of a folio
+    /// that is mapped as one.
+    pub order: u8,
+    /// Where it was at the last scan, where that is known.
+    pub node: Option<NodeId>,
+}
+
+impl Tally {
+    /// Bytes of the folio that held the sample.
+    pub fn folio_bytes(self) -> Bytes {
+        Bytes(PAGE_BYTES << self.order.min(30))
+    }
+}
+
+/// The samples of one epoch with what was seen of each.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AccessSet {
+    samples: Vec<Sample>,
+    tallies: Vec<Tally>,
+    scans: u8,
+}
+
+impl AccessSet {
+    /// Nothing seen yet of any of these.
+    pub fn new(samples: Vec<Sample>) -> Self {
+        let tallies = vec![Tally::default(); samples.len()];
+        Self {
+            samples,
+            tallies,
+            scans: 0,
+        }
+    }
+
+    /// The samples, in the order in which the engine asked for them.
+    pub fn samples(&self) -> &[Sample] {
+        &self.samples
+    }
+
+    /// What was seen, in the same order.
+    pub fn tallies(&self) -> &[Tally] {
+        &self.tallies
+    }
+
+    /// Scans done.
+    pub fn scans(&self) -> u8 {
+        self.scans
+    }
+
+    /// Closes one scan; every sample has had its [`record`](Self::record).
+    pub fn end_scan(&mut self) {
+        self.scans = self.scans.saturating_add(1);
+    }
+
+    /// Adds the verdict of the scan under way for the sample at `index`.
+    ///
+    /// # Panics
+    /// When `index` is not that of a sample.
+    pub fn record(&mut self, index: usize, seen: Seen) {
+        let tally = &mut self.tallies[index];
+        match seen {
+            Seen::Accessed => {
+                tally.accessed = tally.accessed.saturating_add(1);
+                tally.known = tally.known.saturating_add(1);
+            }
+            Seen::Idle => tally.known = tally.known.saturating_add(1),
+            Seen::Unknown => {}
+        }
+    }
+
+    /// Notes the folio order and, where known, the node of the page behind
+    /// the sample at `index`.
+    ///
+    /// # Panics
+    /// When `index` is not that of a sample.
+    pub fn place(&mut self, index: usize, order: u8, node: Option<NodeId>) {
+        let tally = &mut self.tallies[index];
+        tally.order = order;
+        tally.node = node.or(tally.node);
+    }
+
+    /// Samples with what was seen of them.
+    pub fn iter(&self) -> impl Iterator<Item = (Sample, Tally)> + '_ {
+        self.samples
+            .iter()
+            .copied()
+            .zip(self.tallies.iter().copied())
+    }
+}
+
+/// Where the pages of one range are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RangeResidency {
+    /// Whose range.
+    pub target: TargetId,
+    /// The range that was looked at.
+    pub range: PageRange,
+    /// Present pages of 4 KiB per node; nodes without any may be missing.
+    pub pages_by_node: Vec<(NodeId, u64)>,
+}
+
+/// One node's memory now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeUsage {
+    /// Which.
+    pub node: NodeId,
+    /// All that the kernel manages there.
+    pub total: Bytes,
+    /// Free now.
+    pub free: Bytes,
+    /// What must stay free so that the kernel does not begin to reclaim: the
+    /// zones' high watermarks.
+    pub reserve: Bytes,
+}
+
+/// What this epoch cost, in CPU time. Kinds add up to all that we spend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EpochCost {
+    /// Our scanning, reading of maps and deciding.
+    pub profiling: Nanos,
+    /// Of that, the scans alone: the numerator of one scan's cost (Eq. 8.1).
+    pub scanning: Nanos,
+    /// Sample × scan pairs behind `scanning`.
+    pub scanned: u64,
+    /// Our kdamonds.
+    pub kdamonds: Nanos,
+    /// Our movers.
+    pub migration: Nanos,
+    /// The rest of our process: control socket, metrics, signals.
+    pub other: Nanos,
+    /// Wall-clock time of the epoch that this was spent in.
+    pub elapsed: Nanos,
+}
+
+/// Everything that one decision may depend on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Observation {
+    /// When the scans had ended.
+    pub at: Nanos,
+    /// The targets then.
+    pub targets: Vec<TargetMap>,
+    /// What the scans saw of the samples that the last plan asked for.
+    pub accesses: AccessSet,
+    /// The ranges that the last plan asked to sweep.
+    pub residency: Vec<RangeResidency>,
+    /// Memory per node.
+    pub nodes: Vec<NodeUsage>,
+    /// What the epoch cost us.
+    pub cost: EpochCost,
+    /// What became of the last plan's moves.
+    pub outcome: MoveOutcome,
+}

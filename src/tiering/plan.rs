@@ -1,0 +1,156 @@
+//! What the engine asks for once per epoch, and what became of it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::observation::{Sample, TargetId};
+use super::report::EpochReport;
+use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid};
+
+/// Up or down, in the view of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// To a slower tier. Ordered first: demotions make the room.
+    Demotion,
+    /// To a faster tier.
+    Promotion,
+}
+
+/// Why a move is made. Logs and metrics name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// Hot enough for the tier that it goes to.
+    Hot,
+    /// Colder than what needs its place.
+    Room,
+}
+
+impl Reason {
+    /// Every reason, for registering metrics.
+    pub const ALL: [Self; 2] = [Self::Hot, Self::Room];
+
+    /// The label in metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Hot => "hot",
+            Self::Room => "room",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Moves pages of one range that lie on one node to another node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    /// Whose pages.
+    pub target: TargetId,
+    /// Its process.
+    pub pid: Pid,
+    /// Where they may lie. Pages of it that are not on `from` stay.
+    pub range: PageRange,
+    /// The node they leave.
+    pub from: NodeId,
+    /// The node they go to.
+    pub to: NodeId,
+    /// At most so many bytes, rounded up to a folio; the lowest addresses first.
+    pub limit: Bytes,
+    /// Up or down.
+    pub direction: Direction,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// What became of the pages of a move: 4 KiB pages by result.
+/// Tried (the sum) and done (`moved`) are apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageCounts {
+    /// On the destination now, and was not before.
+    pub moved: u64,
+    /// Pinned or under I/O: once more later.
+    pub busy: u64,
+    /// Not mapped (any more): forget.
+    pub absent: u64,
+    /// The destination is full: demote first.
+    pub no_room: u64,
+    /// The kernel will not: shared with another process, forbidden by a
+    /// cpuset, or a page that cannot move. Remember.
+    pub refused: u64,
+    /// Not tried: the batch ended before it, for time or because of a full node.
+    pub deferred: u64,
+}
+
+impl PageCounts {
+    /// Each count with its label in metrics.
+    pub fn labelled(self) -> [(&'static str, u64); 6] {
+        [
+            ("moved", self.moved),
+            ("busy", self.busy),
+            ("absent", self.absent),
+            ("no_room", self.no_room),
+            ("refused", self.refused),
+            ("deferred", self.deferred),
+        ]
+    }
+
+    /// Adds `other`, result by result.
+    pub fn add(&mut self, other: Self) {
+        self.moved += other.moved;
+        self.busy += other.busy;
+        self.absent += other.absent;
+        self.no_room += other.no_room;
+        self.refused += other.refused;
+        self.deferred += other.deferred;
+    }
+}
+
+/// A move with what became of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveResult {
+    /// The move as it was asked for.
+    pub asked: Move,
+    /// Its pages by result.
+    pub pages: PageCounts,
+}
+
+/// What became of all moves of one plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveOutcome {
+    /// In the order in which they were tried.
+    pub results: Vec<MoveResult>,
+    /// Wall-clock time that it took.
+    pub elapsed: Nanos,
+    /// The longest single system call, the bound of any stall that we caused.
+    pub longest_call: Nanos,
+}
+
+/// A range whose residency the engine wants counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sweep {
+    /// Whose range.
+    pub target: TargetId,
+    /// Its process.
+    pub pid: Pid,
+    /// The range.
+    pub range: PageRange,
+}
+
+/// What to do until the next observation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Demotions first; within a direction the most urgent first.
+    pub moves: Vec<Move>,
+    /// Pages to watch in the next epoch, sorted by target and address.
+    pub samples: Vec<Sample>,
+    /// Ranges to count in the next epoch.
+    pub sweeps: Vec<Sweep>,
+    /// What the epoch that ended was like.
+    pub report: EpochReport,
+}

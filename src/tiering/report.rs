@@ -1,0 +1,154 @@
+//! What one epoch was like, for people: `status`, metrics and logs are made
+//! from this alone.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::observation::{EpochCost, Exclusion, NodeUsage, TargetId, TargetKind};
+use super::plan::{Direction, PageCounts, Reason};
+use crate::units::{Bytes, Nanos, Pid, TierId};
+
+/// Why nothing is moved although a plan could be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PauseReason {
+    /// The operator said so.
+    Operator,
+    /// `migration.enabled = false` or `--dry-run`.
+    DryRun,
+    /// A target burns CPU while no sample is ever seen accessed.
+    SamplerBlind,
+    /// This kernel offers no sampler.
+    NoSampler,
+    /// There is only one tier of memory.
+    OneTier,
+}
+
+impl PauseReason {
+    /// Every reason, for registering metrics.
+    pub const ALL: [Self; 5] = [
+        Self::Operator,
+        Self::DryRun,
+        Self::SamplerBlind,
+        Self::NoSampler,
+        Self::OneTier,
+    ];
+
+    /// The label in metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Operator => "operator",
+            Self::DryRun => "dry-run",
+            Self::SamplerBlind => "sampler-blind",
+            Self::NoSampler => "no-sampler",
+            Self::OneTier => "one-tier",
+        }
+    }
+}
+
+/// Bytes that went one way in one epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    /// The tier they left.
+    pub from: TierId,
+    /// The tier they went to.
+    pub to: TierId,
+    /// Up or down in the target's view.
+    pub direction: Direction,
+    /// Why.
+    pub reason: Reason,
+    /// Planned in this epoch.
+    pub planned: Bytes,
+    /// Moved by the plan before this one.
+    pub moved: Bytes,
+}
+
+/// What we cost one target in one epoch, as shares of its own CPU time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Overhead {
+    /// CPU time of the target in the epoch.
+    pub target_cpu: Nanos,
+    /// Our profiling threads and kdamonds.
+    pub profiling: f64,
+    /// Our movers.
+    pub migration: f64,
+    /// Modelled: what the target itself pays, in bits set again, flushes and stalls.
+    pub target_side: f64,
+}
+
+impl Overhead {
+    /// All of it: what is held against the configured limit.
+    pub fn total(self) -> f64 {
+        self.profiling + self.migration + self.target_side
+    }
+}
+
+/// One target in one epoch. Per-tier vectors are indexed by [`TierId`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TargetReport {
+    /// Who.
+    pub id: TargetId,
+    /// Its process.
+    pub pid: Pid,
+    /// Its name.
+    pub name: Arc<str>,
+    /// How it is treated.
+    pub kind: TargetKind,
+    /// Tiers as its CPUs see them, fastest first; equals share a rank.
+    pub ranking: Vec<Vec<TierId>>,
+    /// Bytes that may be moved.
+    pub eligible: Bytes,
+    /// Mapped but never moved, by why.
+    pub excluded: Vec<(Exclusion, Bytes)>,
+    /// Present bytes on each tier.
+    pub resident: Vec<Bytes>,
+    /// Estimated share of its accesses that each tier serves; sums to 1
+    /// unless nothing was seen accessed.
+    pub access_ratio: Vec<f64>,
+    /// Bytes of the regions whose hotness is at least half of the scans.
+    pub hot: Bytes,
+    /// Regions now.
+    pub regions: u64,
+    /// Pages watched in the epoch.
+    pub samples: u64,
+    /// Of these, seen accessed at least once.
+    pub samples_accessed: u64,
+    /// Of these, never known.
+    pub samples_unknown: u64,
+    /// Regions split in this epoch.
+    pub splits: u64,
+    /// Pairs of regions merged in this epoch.
+    pub merges: u64,
+    /// Bytes by way and reason.
+    pub flows: Vec<Flow>,
+    /// Pages of the last plan's moves by result.
+    pub move_pages: PageCounts,
+    /// What we cost it.
+    pub overhead: Overhead,
+    /// Why it alone is left alone, if it is.
+    pub paused: Option<PauseReason>,
+}
+
+/// One epoch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EpochReport {
+    /// Turns of the loop so far, from 1.
+    pub epoch: u64,
+    /// When the observation was made.
+    pub at: Nanos,
+    /// Each target that was there.
+    pub targets: Vec<TargetReport>,
+    /// Memory per node.
+    pub nodes: Vec<NodeUsage>,
+    /// What it cost.
+    pub cost: EpochCost,
+    /// Samples that the overhead limit pays for (`num_ps` of Eq. 8.1).
+    pub sample_quota: u64,
+    /// Time that the last plan's moves took.
+    pub migration_elapsed: Nanos,
+    /// The longest system call among them.
+    pub longest_call: Nanos,
+    /// Why nothing was planned for anybody, if so.
+    pub paused: Vec<PauseReason>,
+}

@@ -1,0 +1,119 @@
+//! What can be set of the decisions. The configuration fills these in; their
+//! defaults are the configuration's defaults.
+
+use crate::units::{Bytes, HUGE_PAGE_BYTES, Nanos};
+
+/// How memory is watched.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProfilingSettings {
+    /// One epoch (HM-Keeper's `t_mi`, §1.2; 10 s in its evaluation).
+    pub interval: Nanos,
+    /// Scans per epoch (HM-Keeper's `num_scans`), 1 to 20.
+    pub scans: u8,
+    /// Share of a target's CPU time that watching and moving may cost
+    /// (HM-Keeper's 5 %, §1.6).
+    pub overhead_limit: f64,
+    /// Regions begin with this many bytes, a power of two: what one last-level
+    /// page directory entry maps.
+    pub initial_region: Bytes,
+    /// Regions are not split below this, a power of two of at least one page.
+    pub minimum_region: Bytes,
+    /// Adjacent regions merge when their hotness differs by less than this
+    /// share of the scans (HM-Keeper's τ1 = n/3).
+    pub merge_threshold: f64,
+    /// A region splits when the counts of its samples differ by more than this
+    /// share of the scans (HM-Keeper's τ2 = 2n/3).
+    pub split_threshold: f64,
+}
+
+impl Default for ProfilingSettings {
+    fn default() -> Self {
+        Self {
+            interval: Nanos::from_secs(10),
+            scans: 3,
+            overhead_limit: 0.05,
+            initial_region: Bytes(HUGE_PAGE_BYTES),
+            minimum_region: Bytes(64 << 10),
+            merge_threshold: 1.0 / 3.0,
+            split_threshold: 2.0 / 3.0,
+        }
+    }
+}
+
+/// Policy `hm-keeper` (HM-Keeper §1.3).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HmKeeperSettings {
+    /// Weight of the newest count in the moving average (Eq. 8.2: α = 0.5).
+    pub ema: f64,
+    /// Bytes promoted per epoch at most (its N).
+    pub promotion_bytes: Bytes,
+    /// Buckets of the hotness histogram.
+    pub buckets: usize,
+    /// A region only gives way to one that is hotter by this share of the
+    /// scans. The paper states no such margin; without one, noise swaps equals.
+    pub eviction_margin: f64,
+    /// Epochs for which a region that was moved is not moved the other way.
+    pub rest_epochs: u64,
+}
+
+impl Default for HmKeeperSettings {
+    fn default() -> Self {
+        Self {
+            ema: 0.5,
+            promotion_bytes: Bytes(200_000_000),
+            buckets: 16,
+            eviction_margin: 1.0 / 3.0,
+            rest_epochs: 3,
+        }
+    }
+}
+
+/// Which policy decides, with its settings.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PolicySettings {
+    /// HM-Keeper's own.
+    HmKeeper(HmKeeperSettings),
+}
+
+impl PolicySettings {
+    /// The names that `policy.name` may have.
+    pub const NAMES: [&'static str; 1] = ["hm-keeper"];
+
+    /// The name in the configuration.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::HmKeeper(_) => "hm-keeper",
+        }
+    }
+}
+
+impl Default for PolicySettings {
+    fn default() -> Self {
+        Self::HmKeeper(HmKeeperSettings::default())
+    }
+}
+
+/// Everything that the engine can be told.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineSettings {
+    /// How memory is watched.
+    pub profiling: ProfilingSettings,
+    /// Which policy decides.
+    pub policy: PolicySettings,
+    /// Share of each node that stays free beyond the kernel's watermarks, so
+    /// that we never push a node into reclaim.
+    pub headroom: f64,
+    /// Bytes that all moves of one epoch may have together.
+    pub move_bytes: Bytes,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        Self {
+            profiling: ProfilingSettings::default(),
+            policy: PolicySettings::default(),
+            headroom: 0.02,
+            move_bytes: Bytes(u64::MAX),
+        }
+    }
+}
