@@ -3,5 +3,6 @@
 
 pub mod epoch;
 pub mod ports;
+pub mod sys;
 pub mod tiering;
 pub mod units;

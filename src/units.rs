@@ -276,7 +276,7 @@ pub struct PageRange {
 impl PageRange {
     /// The range, or `None` where it would be empty or is not page-aligned.
     pub fn new(start: VirtAddr, end: VirtAddr) -> Option<Self> {
-        let aligned = start.0 % PAGE_BYTES == 0 && end.0 % PAGE_BYTES == 0;
+        let aligned = start.0.is_multiple_of(PAGE_BYTES) && end.0.is_multiple_of(PAGE_BYTES);
         (start < end && aligned).then_some(Self { start, end })
     }
 

@@ -1,0 +1,12 @@
+//! Kernel contact: the only module that may hold `unsafe`, and the only one
+//! that knows of `/proc`, `/sys` and system calls.
+#![allow(unsafe_code)]
+
+pub mod clock;
+pub mod move_pages;
+pub mod probe;
+pub mod residency;
+pub mod root;
+pub mod sampler;
+pub mod targets;
+pub mod topology;
