@@ -1,8 +1,13 @@
 //! All decisions, and nothing but decisions: no I/O, no clock, no global
 //! state. Time and randomness are passed in.
 
+pub mod hotness;
 pub mod observation;
 pub mod plan;
+pub mod policy;
+pub mod region;
 pub mod report;
+pub mod rng;
+pub mod sampling;
 pub mod settings;
 pub mod tier;

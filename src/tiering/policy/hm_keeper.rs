@@ -1,0 +1,374 @@
+//! Policy `hm-keeper`: fast promotion, slow demotion (HM-Keeper §1.3).
+//!
+//! **Unit.** Hotness in scans per epoch; volumes in bytes that are present.
+//!
+//! **Problem.** With more than two tiers a hot page should reach the best
+//! tier at once, and what has to leave should not fall to the slowest.
+//!
+//! **Approach.** All regions of all targets go into one histogram. Walked from
+//! the hottest, they fill the first rank's capacity, then the second's, and so
+//! on: where a region's bytes land is its *ideal* rank. Then, hottest first
+//! and at most N bytes per epoch, a region that lies slower than its ideal is
+//! promoted straight there. Where there is no room, the coldest regions on
+//! that node go to the next slower rank with room.
+//!
+//! Where the paper is silent we chose:
+//! - A region of the coldest bucket is never promoted: nothing says that
+//!   anybody would notice.
+//! - Within a bucket, what is fast already comes first, so that equals do not
+//!   change places.
+//! - A region gives way only to one that is hotter by `eviction_margin`, and
+//!   what was moved rests for `rest_epochs` before it may go the other way.
+//!
+//! **Properties** (tests below): no node is filled beyond its room; promoted
+//! bytes stay within N, all bytes within the budget; demotions come first and
+//! go only as far down as there is room; with hotness still, moves come to rest.
+
+use super::{Budget, Ledger, Policy, View};
+use crate::tiering::hotness::Histogram;
+use crate::tiering::plan::{Direction, Move, Reason};
+use crate::tiering::region::Region;
+use crate::tiering::settings::HmKeeperSettings;
+use crate::units::{Bytes, NodeId};
+
+/// HM-Keeper's strategy. Holds no state between epochs: hotness and the time
+/// of the last move are the regions' own.
+#[derive(Clone, Debug)]
+pub struct HmKeeper {
+    settings: HmKeeperSettings,
+}
+
+impl HmKeeper {
+    /// With these settings.
+    pub fn new(settings: HmKeeperSettings) -> Self {
+        Self { settings }
+    }
+}
+
+/// A region by its place in the view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    target: usize,
+    region: usize,
+}
+
+/// Bytes of a region that should be on a node.
+#[derive(Clone, Copy, Debug)]
+struct Ideal {
+    place: Place,
+    rank: usize,
+    node: NodeId,
+    bytes: Bytes,
+}
+
+impl Policy for HmKeeper {
+    fn name(&self) -> &'static str {
+        "hm-keeper"
+    }
+
+    #[allow(clippy::cast_possible_truncation)]
+    fn ema(&self) -> f32 {
+        self.settings.ema as f32
+    }
+
+    fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
+        let mut histogram = Histogram::new(self.settings.buckets, view.scans);
+        for (target, t) in view.targets.iter().enumerate() {
+            for (region, r) in t.regions.iter().enumerate() {
+                if r.pages().total() > 0 {
+                    histogram.add(r.hotness(), Place { target, region });
+                }
+            }
+        }
+        let ideals = ideals(view, &histogram);
+        Planner::new(view, &histogram, &self.settings, &ideals, budget).plan(&ideals)
+    }
+}
+
+fn region<'a>(view: &View<'a>, place: Place) -> &'a Region {
+    &view.targets[place.target].regions[place.region]
+}
+
+/// Bytes of a region on nodes of rank `rank` or faster.
+fn at_or_above(view: &View<'_>, place: Place, rank: usize) -> Bytes {
+    let tiers = view.targets[place.target].tiers;
+    let pages = region(view, place)
+        .pages()
+        .iter()
+        .filter(|&(node, _)| tiers.rank_of(node).is_some_and(|r| r <= rank))
+        .map(|(_, count)| count)
+        .sum();
+    Bytes::from_pages(pages)
+}
+
+/// Where the bytes of each region land when the hottest choose first. A
+/// region may land on several ranks.
+fn ideals(view: &View<'_>, histogram: &Histogram<Place>) -> Vec<Ideal> {
+    let mut capacity = Ledger::capacity(view);
+    let mut ideals = Vec::new();
+    // The coldest bucket has no ideal: it lies where it is until displaced.
+    for bucket in histogram.buckets()[1..].iter().rev() {
+        let (fast, slow): (Vec<Place>, Vec<Place>) = bucket
+            .iter()
+            .partition(|&&place| !at_or_above(view, place, 0).is_zero());
+        for place in fast.into_iter().chain(slow) {
+            let r = region(view, place);
+            let mut left = r.resident();
+            for (rank, nodes) in view.targets[place.target].tiers.ranks().iter().enumerate() {
+                // First the nodes where it is already, then the roomiest.
+                let here = nodes.nodes.iter().map(|&n| (n, r.pages().on(n)));
+                for (node, pages) in here.filter(|&(_, pages)| pages > 0) {
+                    let bytes = left.min(capacity.on(node)).min(Bytes::from_pages(pages));
+                    land(
+                        &mut ideals,
+                        &mut capacity,
+                        &mut left,
+                        (place, rank, node),
+                        bytes,
+                    );
+                }
+                while let Some((node, room)) = capacity.roomiest(nodes) {
+                    let bytes = left.min(room);
+                    if bytes.is_zero() {
+                        break;
+                    }
+                    land(
+                        &mut ideals,
+                        &mut capacity,
+                        &mut left,
+                        (place, rank, node),
+                        bytes,
+                    );
+                }
+                if left.is_zero() {
+                    break;
+                }
+            }
+        }
+    }
+    ideals
+}
+
+fn land(
+    ideals: &mut Vec<Ideal>,
+    capacity: &mut Ledger,
+    left: &mut Bytes,
+    (place, rank, node): (Place, usize, NodeId),
+    bytes: Bytes,
+) {
+    if bytes.is_zero() {
+        return;
+    }
+    capacity.take(node, bytes);
+    *left = left.saturating_sub(bytes);
+    ideals.push(Ideal {
+        place,
+        rank,
+        node,
+        bytes,
+    });
+}
+
+/// A plan in the making.
+struct Planner<'a, 'v> {
+    view: &'a View<'v>,
+    settings: &'a HmKeeperSettings,
+    free: Ledger,
+    /// Bytes that may still be promoted, and moved at all.
+    promotions_left: Bytes,
+    left: Bytes,
+    /// Every region, coldest first, and how far each node's search for victims
+    /// has come.
+    coldest: Vec<Place>,
+    cursors: Vec<(NodeId, usize, Bytes)>,
+    /// Per place in `coldest` order of the view: bytes that should stay, by
+    /// target, region and node.
+    keep: std::collections::HashMap<(usize, usize, NodeId), Bytes>,
+    demotions: Vec<Move>,
+    promotions: Vec<Move>,
+}
+
+impl<'a, 'v> Planner<'a, 'v> {
+    fn new(
+        view: &'a View<'v>,
+        histogram: &Histogram<Place>,
+        settings: &'a HmKeeperSettings,
+        ideals: &[Ideal],
+        budget: Budget,
+    ) -> Self {
+        let mut keep = std::collections::HashMap::new();
+        for ideal in ideals {
+            let key = (ideal.place.target, ideal.place.region, ideal.node);
+            *keep.entry(key).or_insert(Bytes::ZERO) += ideal.bytes;
+        }
+        Self {
+            view,
+            settings,
+            free: Ledger::free(view),
+            promotions_left: settings.promotion_bytes.min(budget.bytes),
+            left: budget.bytes,
+            coldest: histogram.buckets().iter().flatten().copied().collect(),
+            cursors: Vec::new(),
+            keep,
+            demotions: Vec::new(),
+            promotions: Vec::new(),
+        }
+    }
+
+    fn plan(mut self, ideals: &[Ideal]) -> Vec<Move> {
+        for ideal in ideals {
+            if self.promotions_left.is_zero() || self.left.is_zero() {
+                break;
+            }
+            self.promote(*ideal);
+        }
+        let mut moves = self.demotions;
+        moves.append(&mut self.promotions);
+        moves
+    }
+
+    /// Brings to `ideal.node` what of the region lies slower.
+    fn promote(&mut self, ideal: Ideal) {
+        let target = &self.view.targets[ideal.place.target];
+        let r = region(self.view, ideal.place);
+        if self.rests(r, Direction::Promotion) {
+            return;
+        }
+        let here = Bytes::from_pages(r.pages().on(ideal.node));
+        let mut need = ideal.bytes.saturating_sub(here);
+        // The slowest first: they gain most.
+        for (rank, nodes) in target.tiers.ranks().iter().enumerate().rev() {
+            if rank <= ideal.rank {
+                break;
+            }
+            for &from in &nodes.nodes {
+                let there = Bytes::from_pages(r.pages().on(from));
+                let want = need.min(there).min(self.promotions_left).min(self.left);
+                if want.is_zero() {
+                    continue;
+                }
+                self.make_room(ideal.node, want, r.hotness());
+                // What could not be freed is not promoted.
+                let bytes = want.min(self.free.on(ideal.node)).min(self.left);
+                if bytes.is_zero() {
+                    return;
+                }
+                need = need.saturating_sub(bytes);
+                self.free.take(ideal.node, bytes);
+                self.free.give(from, bytes);
+                self.promotions_left = self.promotions_left.saturating_sub(bytes);
+                self.left = self.left.saturating_sub(bytes);
+                self.promotions.push(Move {
+                    target: target.id,
+                    pid: target.pid,
+                    range: r.range(),
+                    from,
+                    to: ideal.node,
+                    limit: bytes,
+                    direction: Direction::Promotion,
+                    reason: Reason::Hot,
+                });
+            }
+        }
+    }
+
+    /// Demotes the coldest of `node` until `bytes` are free there, as long as
+    /// they are colder than `hotness` by the margin.
+    fn make_room(&mut self, node: NodeId, bytes: Bytes, hotness: f32) {
+        while self.free.on(node) < bytes && !self.left.is_zero() {
+            let lack = bytes.saturating_sub(self.free.on(node));
+            if !self.demote_one(node, lack, hotness) {
+                return;
+            }
+        }
+    }
+
+    /// Demotes up to `lack` bytes of the coldest region on `node` that may go.
+    /// Returns whether there was one.
+    fn demote_one(&mut self, node: NodeId, lack: Bytes, hotness: f32) -> bool {
+        let slot = self.cursor(node);
+        let (_, mut at, mut taken) = self.cursors[slot];
+        let margin = margin(self.settings, self.view.scans);
+        let mut done = false;
+        while let Some(&place) = self.coldest.get(at) {
+            let victim = region(self.view, place);
+            if victim.hotness() + margin > hotness {
+                // All that follow are hotter, give or take a bucket.
+                break;
+            }
+            let target = &self.view.targets[place.target];
+            let here = Bytes::from_pages(victim.pages().on(node)).saturating_sub(taken);
+            let key = (place.target, place.region, node);
+            let keep = self.keep.get(&key).copied().unwrap_or_default();
+            let may_go = here.saturating_sub(keep);
+            let down = if may_go.is_zero() || self.rests(victim, Direction::Demotion) {
+                None
+            } else {
+                self.next_down(target.tiers, node)
+            };
+            let Some((to, room)) = down else {
+                at += 1;
+                taken = Bytes::ZERO;
+                continue;
+            };
+            // A folio leaves as a whole.
+            let folio = victim.folio_bytes();
+            let lack = Bytes(lack.0.div_ceil(folio) * folio);
+            let bytes = may_go.min(lack).min(room).min(self.left);
+            self.free.give(node, bytes);
+            self.free.take(to, bytes);
+            self.left = self.left.saturating_sub(bytes);
+            taken += bytes;
+            self.demotions.push(Move {
+                target: target.id,
+                pid: target.pid,
+                range: victim.range(),
+                from: node,
+                to,
+                limit: bytes,
+                direction: Direction::Demotion,
+                reason: Reason::Room,
+            });
+            done = true;
+            break;
+        }
+        self.cursors[slot] = (node, at, taken);
+        done
+    }
+
+    fn cursor(&mut self, node: NodeId) -> usize {
+        if let Some(slot) = self.cursors.iter().position(|c| c.0 == node) {
+            return slot;
+        }
+        self.cursors.push((node, 0, Bytes::ZERO));
+        self.cursors.len() - 1
+    }
+
+    /// The next slower rank with room, and its roomiest node.
+    fn next_down(
+        &self,
+        tiers: &crate::tiering::tier::TierView,
+        node: NodeId,
+    ) -> Option<(NodeId, Bytes)> {
+        let rank = tiers.rank_of(node)?;
+        tiers.ranks()[rank + 1..]
+            .iter()
+            .find_map(|slower| self.free.roomiest(slower))
+    }
+
+    /// Whether a region was moved the other way too recently.
+    fn rests(&self, r: &Region, direction: Direction) -> bool {
+        r.moved().is_some_and(|(epoch, last)| {
+            last != direction && self.view.epoch < epoch + self.settings.rest_epochs
+        })
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)]
+fn margin(settings: &HmKeeperSettings, scans: u8) -> f32 {
+    settings.eviction_margin as f32 * f32::from(scans)
+}
+
+#[cfg(test)]
+#[path = "hm_keeper_tests.rs"]
+mod tests;

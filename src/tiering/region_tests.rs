@@ -1,0 +1,265 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::tiering::observation::TargetId;
+use crate::units::Pid;
+
+const MIB: u64 = 1 << 20;
+const FAST: NodeId = NodeId(0);
+const SLOW: NodeId = NodeId(3);
+
+fn range(start: u64, end: u64) -> PageRange {
+    PageRange::new(VirtAddr(start), VirtAddr(end)).unwrap()
+}
+
+fn sample(addr: u64, accessed: u8) -> (Sample, Tally) {
+    let sample = Sample {
+        target: TargetId(1),
+        pid: Pid(1),
+        addr: VirtAddr(addr),
+    };
+    let tally = Tally {
+        accessed,
+        known: 3,
+        ..Tally::default()
+    };
+    (sample, tally)
+}
+
+const THRESHOLDS: Thresholds = Thresholds {
+    merge: 1.0,
+    split: 2.0,
+    minimum: Bytes(64 << 10),
+    ema: 0.5,
+};
+
+fn map(ranges: &[PageRange]) -> RegionMap {
+    let mut map = RegionMap::default();
+    map.sync(ranges, Bytes(2 * MIB));
+    map
+}
+
+fn ranges(map: &RegionMap) -> Vec<(u64, u64)> {
+    map.regions()
+        .iter()
+        .map(|r| (r.range().start().0, r.range().end().0))
+        .collect()
+}
+
+#[test]
+fn regions_begin_as_aligned_2_mib() {
+    let map = map(&[range(MIB, 5 * MIB)]);
+    assert_eq!(
+        ranges(&map),
+        [(MIB, 2 * MIB), (2 * MIB, 4 * MIB), (4 * MIB, 5 * MIB)]
+    );
+}
+
+#[test]
+fn what_is_still_mapped_is_remembered() {
+    let mut map = map(&[range(0, 4 * MIB)]);
+    let hot = [sample(0, 3), sample(3 * MIB, 0)];
+    map.adapt(&hot, 3, THRESHOLDS);
+    map.record_count(range(0, 2 * MIB), &[(SLOW, 512)], 1);
+    map.sync(
+        &[range(MIB, 4 * MIB), range(8 * MIB, 9 * MIB)],
+        Bytes(2 * MIB),
+    );
+    assert_eq!(
+        ranges(&map),
+        [(MIB, 2 * MIB), (2 * MIB, 4 * MIB), (8 * MIB, 9 * MIB)]
+    );
+    let first = &map.regions()[0];
+    assert!((first.hotness() - 3.0).abs() < 1e-6);
+    // Half of it went: half of the pages, and it asks to be counted again.
+    assert_eq!(first.pages().on(SLOW), 256);
+    assert_eq!(first.counted(), 0);
+}
+
+#[test]
+fn a_hole_in_the_middle_makes_two_of_one() {
+    let mut map = map(&[range(0, 2 * MIB)]);
+    map.sync(&[range(0, MIB / 2), range(MIB, 2 * MIB)], Bytes(2 * MIB));
+    assert_eq!(ranges(&map), [(0, MIB / 2), (MIB, 2 * MIB)]);
+}
+
+#[test]
+fn contradicting_samples_split_down_to_their_edge() {
+    // Hot: the first 256 KiB of 2 MiB, a sample every 128 KiB.
+    let mut map = map(&[range(0, 2 * MIB)]);
+    let samples: Vec<_> = (0..16)
+        .map(|i| sample(i * 128 * 1024, if i < 2 { 3 } else { 0 }))
+        .collect();
+    let adapted = map.adapt(&samples, 3, THRESHOLDS);
+    // 2 MiB -> 1 + 1 -> 512 + 512 -> 256 + 256: three splits.
+    assert_eq!(adapted.splits, 3);
+    let quarter = 256 * 1024;
+    assert_eq!(
+        ranges(&map),
+        [
+            (0, quarter),
+            (quarter, 2 * quarter),
+            (2 * quarter, 4 * quarter),
+            (4 * quarter, 8 * quarter)
+        ]
+    );
+    assert!((map.regions()[0].latest() - 3.0).abs() < 1e-6);
+    assert!(map.regions()[1].latest() < 1e-6);
+}
+
+#[test]
+fn a_contrast_of_two_thirds_does_not_split() {
+    // tau2 = 2 at three scans: only 0 against 3 splits.
+    let mut map = map(&[range(0, 2 * MIB)]);
+    let adapted = map.adapt(&[sample(0, 2), sample(MIB, 0)], 3, THRESHOLDS);
+    assert_eq!(adapted, Adapted::default());
+}
+
+#[test]
+fn folios_are_never_split() {
+    let mut map = map(&[range(0, 2 * MIB)]);
+    let mut samples = [sample(0, 3), sample(MIB, 0)];
+    for (_, tally) in &mut samples {
+        tally.order = 9;
+    }
+    map.adapt(&samples, 3, THRESHOLDS);
+    assert_eq!(ranges(&map), [(0, 2 * MIB)]);
+}
+
+#[test]
+fn neighbours_alike_merge_once_per_epoch_with_half_the_quota() {
+    let mut map = map(&[range(0, 8 * MIB)]);
+    for region in map.regions_mut() {
+        region.quota = 4;
+    }
+    let samples: Vec<_> = (0..4).map(|i| sample(i * 2 * MIB, 0)).collect();
+    let adapted = map.adapt(&samples, 3, THRESHOLDS);
+    assert_eq!(adapted.merges, 2);
+    assert_eq!(ranges(&map), [(0, 4 * MIB), (4 * MIB, 8 * MIB)]);
+    assert_eq!(map.regions()[0].quota(), 4);
+}
+
+#[test]
+fn what_cannot_be_told_changes_nothing() {
+    let mut map = map(&[range(0, 2 * MIB)]);
+    map.adapt(&[sample(0, 3)], 3, THRESHOLDS);
+    let mut blind = sample(0, 0);
+    blind.1.known = 0;
+    map.adapt(&[blind], 3, THRESHOLDS);
+    assert!((map.regions()[0].hotness() - 3.0).abs() < 1e-6);
+    // One scan of three could tell, and saw it: as good as three of three.
+    let partly = Tally {
+        accessed: 1,
+        known: 1,
+        ..Tally::default()
+    };
+    map.adapt(&[(blind.0, partly)], 3, THRESHOLDS);
+    assert!((map.regions()[0].latest() - 3.0).abs() < 1e-6);
+}
+
+#[test]
+fn hotness_is_the_moving_average() {
+    // Eq. 8.2 with alpha = 0.5: 3; then 0.5*0 + 0.5*3; then 0.5*0 + 0.5*1.5.
+    let mut map = map(&[range(0, 2 * MIB)]);
+    for (count, want) in [(3, 3.0), (0, 1.5), (0, 0.75)] {
+        map.adapt(&[sample(0, count)], 3, THRESHOLDS);
+        assert!((map.regions()[0].hotness() - want).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn a_child_continues_the_average_with_its_own_count() {
+    let mut map = map(&[range(0, 2 * MIB)]);
+    map.adapt(&[sample(0, 0)], 3, THRESHOLDS);
+    map.adapt(&[sample(0, 3), sample(MIB, 0)], 3, THRESHOLDS);
+    let hotness: Vec<f32> = map.regions().iter().map(Region::hotness).collect();
+    assert_eq!(hotness, [1.5, 0.0]);
+}
+
+#[test]
+fn moves_and_counts_change_residency() {
+    let mut map = map(&[range(0, 4 * MIB)]);
+    map.record_count(range(0, 2 * MIB), &[(SLOW, 500)], 4);
+    map.record_move(
+        range(0, 2 * MIB),
+        SLOW,
+        FAST,
+        300,
+        (5, Direction::Promotion),
+    );
+    let region = &map.regions()[0];
+    assert_eq!(
+        (region.pages().on(FAST), region.pages().on(SLOW)),
+        (300, 200)
+    );
+    assert_eq!(region.moved(), Some((5, Direction::Promotion)));
+    assert_eq!(map.regions()[1].moved(), None);
+}
+
+#[test]
+fn a_large_region_is_counted_in_pieces() {
+    let mut map = map(&[range(0, 2 * MIB)]);
+    let first = map.regions()[0].next_sweep(300);
+    assert_eq!(first.pages(), 300);
+    map.record_count(first, &[(SLOW, 300)], 1);
+    // Not yet: only a part is known.
+    assert_eq!(map.regions()[0].resident(), Bytes::ZERO);
+    let second = map.regions()[0].next_sweep(300);
+    assert_eq!(second, range(first.end().0, 2 * MIB));
+    map.record_count(second, &[(SLOW, 200), (FAST, 12)], 2);
+    assert_eq!(map.regions()[0].pages().total(), 512);
+    assert_eq!(map.regions()[0].counted(), 2);
+}
+
+/// Disjoint sorted ranges within 256 pages.
+fn eligible() -> impl Strategy<Value = Vec<PageRange>> {
+    prop::collection::btree_set(0_u64..256, 0..12).prop_map(|cuts| {
+        let cuts: Vec<u64> = cuts.into_iter().collect();
+        cuts.chunks_exact(2)
+            .map(|c| range(c[0] * PAGE_BYTES, c[1] * PAGE_BYTES))
+            .collect()
+    })
+}
+
+fn covered(ranges: impl Iterator<Item = PageRange>) -> Vec<u64> {
+    ranges
+        .flat_map(|r| r.iter_pages().map(VirtAddr::page_index).collect::<Vec<_>>())
+        .collect()
+}
+
+proptest! {
+    /// After any sequence of map, unmap, split and merge the regions are
+    /// sorted, disjoint, and cover exactly what is eligible; no page is lost.
+    #[test]
+    fn regions_cover_exactly_what_is_eligible(
+        steps in prop::collection::vec((eligible(), prop::collection::vec((0_u64..256, 0_u8..4), 0..40)), 1..8),
+    ) {
+        let thresholds = Thresholds { minimum: Bytes(PAGE_BYTES), ..THRESHOLDS };
+        let mut map = RegionMap::default();
+        for (epoch, (ranges, counts)) in (1..).zip(steps) {
+            map.sync(&ranges, Bytes(16 * PAGE_BYTES));
+            for r in &ranges {
+                for region in map.regions().to_vec() {
+                    if r.covers(region.range()) {
+                        map.record_count(region.range(), &[(SLOW, region.range().pages())], epoch);
+                    }
+                }
+            }
+            let present: u64 = map.regions().iter().map(|r| r.pages().total()).sum();
+            let mut samples: Vec<_> = counts.iter().map(|&(page, n)| sample(page * PAGE_BYTES, n)).collect();
+            samples.sort_by_key(|(s, _)| s.addr);
+            map.adapt(&samples, 3, thresholds);
+
+            prop_assert!(map.regions().windows(2).all(|w| w[0].range().end() <= w[1].range().start()));
+            prop_assert_eq!(
+                covered(map.regions().iter().map(Region::range)),
+                covered(ranges.iter().copied())
+            );
+            prop_assert_eq!(map.regions().iter().map(|r| r.pages().total()).sum::<u64>(), present);
+            for region in map.regions() {
+                prop_assert!((0.0..=3.0).contains(&region.hotness()));
+                prop_assert!(region.quota() >= 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Which pages to watch, and how many of them the overhead limit pays for.
+//!
+//! **Unit.** Quotas are samples per epoch. Costs are CPU nanoseconds.
+//!
+//! **Problem.** HM-Keeper, Eq. 8.1:
+//! `num_ps = t_mi × overhead_limit / (one_scan_overhead × num_scans)` samples
+//! may be watched over all regions. They have to find both the edges of what
+//! is hot and a hot set that jumped to where nothing was hot before.
+//!
+//! **Approach.** [`ScanCost`] measures the cost of one scan all the time.
+//! [`deal`] gives what merges freed to the five regions whose count changed
+//! most (§1.2), at most one sample per [`DENSEST`] pages each, and spreads the
+//! rest by length, so that a jump into a large cold region is seen too.
+//! [`draw`] divides a region into as many equal strata as it has samples and
+//! takes a random page of each, anew in every epoch: a fixed sample can
+//! neither split a region nor notice that the hot set moved.
+//!
+//! **Properties** (proptest below): the quotas sum to at most `num_ps`;
+//! samples are distinct, sorted and inside their region.
+
+use super::observation::{EpochCost, Sample, TargetId};
+use super::region::{Region, RegionMap};
+use super::rng::Rng;
+use crate::units::{Bytes, Nanos, PAGE_BYTES, Pid, VirtAddr};
+
+/// Regions that get what merges freed (HM-Keeper §1.2).
+const CHANGED_MOST: usize = 5;
+/// No region is watched more closely than one page in so many: neighbours
+/// that near are hot or cold together, and another region learns more.
+const DENSEST: u64 = 16;
+/// Cost of one scan of one sample until it is measured. High, so that the
+/// first epoch errs on the cheap side: 15 µs is what an emulated machine
+/// needs, a real one 1 to 2 µs.
+const FIRST_GUESS: Nanos = Nanos(15_000);
+/// Weight of the newest measurement.
+const COST_EMA: f64 = 0.5;
+/// What the target pays for one accessed bit that it has to set again: tens
+/// of ns on bare metal, 450 to 500 ns under shadow paging.
+const BIT_SET_AGAIN: Nanos = Nanos(100);
+/// What the target pays for a moved page of 4 KiB: flush, refault of the
+/// translation, and now and then a wait for the migration entry.
+const PAGE_MOVED: Nanos = Nanos(1_000);
+
+/// The measured cost of one scan of one sample (`one_scan_overhead`).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ScanCost {
+    nanos: Option<f64>,
+}
+
+impl ScanCost {
+    /// Learns from an epoch.
+    pub fn learn(&mut self, cost: &EpochCost) {
+        if cost.scanned == 0 {
+            return;
+        }
+        let spent = cost.scanning + cost.kdamonds;
+        let new = spent.0 as f64 / cost.scanned as f64;
+        self.nanos = Some(match self.nanos {
+            Some(old) => COST_EMA * new + (1.0 - COST_EMA) * old,
+            None => new,
+        });
+    }
+
+    /// CPU time of one scan of one sample, never zero.
+    pub fn nanos(self) -> f64 {
+        self.nanos.unwrap_or(FIRST_GUESS.0 as f64).max(1.0)
+    }
+}
+
+/// Eq. 8.1: samples per epoch that `cpu_time` of the targets pays for. At
+/// least one, or the cost would never be measured.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+pub fn sample_quota(cpu_time: Nanos, overhead_limit: f64, cost: ScanCost, scans: u8) -> u64 {
+    let samples = cpu_time.0 as f64 * overhead_limit / (cost.nanos() * f64::from(scans.max(1)));
+    // `as` saturates.
+    (samples as u64).max(1)
+}
+
+/// What a target pays itself for an epoch's scans and moves: a model, since
+/// nothing measures it from outside.
+pub fn target_side(accessed: u64, moved_pages: u64) -> Nanos {
+    Nanos(
+        accessed
+            .saturating_mul(BIT_SET_AGAIN.0)
+            .saturating_add(moved_pages.saturating_mul(PAGE_MOVED.0)),
+    )
+}
+
+/// The most samples that a region can use.
+fn most(region: &Region) -> u64 {
+    let unit = region.folio_bytes().max(PAGE_BYTES);
+    let folios = region.range().bytes().0.div_ceil(unit);
+    if unit > PAGE_BYTES {
+        folios
+    } else {
+        folios.div_ceil(DENSEST)
+    }
+}
+
+/// Deals `total` samples out to the regions. `turn` rotates who goes without
+/// when there are more regions than samples.
+pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
+    let regions = map.regions_mut();
+    let count = regions.len() as u64;
+    if count == 0 {
+        return;
+    }
+    if count >= total {
+        let start = turn.wrapping_mul(total) % count;
+        for (i, region) in (0_u64..).zip(regions.iter_mut()) {
+            region.quota = u32::from((i + count - start) % count < total);
+        }
+        return;
+    }
+    // Everybody keeps its share, as far as it can use it and the total allows.
+    let mut sum = 0;
+    for region in regions.iter_mut() {
+        let quota = u64::from(region.quota).clamp(1, most(region));
+        region.quota = saturate(quota);
+        sum += quota;
+    }
+    if sum > total {
+        // Everybody has one; what is above that shrinks in proportion.
+        let (above, room) = (sum - count, total - count);
+        sum = 0;
+        for region in regions.iter_mut() {
+            let extra = u64::from(region.quota - 1);
+            let kept = u128::from(extra) * u128::from(room) / u128::from(above.max(1));
+            region.quota = 1 + u32::try_from(kept).unwrap_or(0);
+            sum += u64::from(region.quota);
+        }
+    }
+    let mut free = total - sum;
+
+    // A running list of the few that changed most; nothing is sorted.
+    let mut changed: Vec<usize> = Vec::with_capacity(CHANGED_MOST + 1);
+    for (i, region) in regions.iter().enumerate() {
+        let at = changed.partition_point(|&j| regions[j].change() >= region.change());
+        if region.change() > 0.0 && at < CHANGED_MOST {
+            changed.insert(at, i);
+            changed.truncate(CHANGED_MOST);
+        }
+    }
+    let share = free / (CHANGED_MOST as u64);
+    for i in changed {
+        let region = &mut regions[i];
+        let more = share.min(most(region).saturating_sub(u64::from(region.quota)));
+        region.quota = saturate(u64::from(region.quota) + more);
+        free -= more;
+    }
+
+    // The rest by length. What a full region cannot take is left for others
+    // in the next round; a few rounds suffice.
+    for _ in 0..3 {
+        let open: u64 = regions
+            .iter()
+            .filter(|r| u64::from(r.quota) < most(r))
+            .map(|r| r.range().pages())
+            .sum();
+        if free == 0 || open == 0 {
+            break;
+        }
+        // Error diffusion: what one region's share lacks to a whole sample
+        // the next one gets.
+        let (pool, mut due, mut given) = (free, 0_u128, 0_u64);
+        for region in regions.iter_mut() {
+            let room = most(region).saturating_sub(u64::from(region.quota));
+            if room == 0 {
+                continue;
+            }
+            due += u128::from(pool) * u128::from(region.range().pages());
+            let whole = u64::try_from(due / u128::from(open)).unwrap_or(u64::MAX);
+            let more = whole.saturating_sub(given).min(room).min(free);
+            given = whole;
+            region.quota = saturate(u64::from(region.quota) + more);
+            free -= more;
+        }
+    }
+}
+
+fn saturate(quota: u64) -> u32 {
+    u32::try_from(quota).unwrap_or(u32::MAX)
+}
+
+/// Draws this epoch's samples, sorted by address: one random folio in each
+/// stratum of each region.
+pub(super) fn draw(
+    map: &RegionMap,
+    target: TargetId,
+    pid: Pid,
+    rng: &mut Rng,
+    out: &mut Vec<Sample>,
+) {
+    for region in map.regions() {
+        let range = region.range();
+        let unit = region.folio_bytes().max(PAGE_BYTES);
+        let folios = range.bytes().0.div_ceil(unit);
+        let quota = u64::from(region.quota()).min(folios);
+        for stratum in 0..quota {
+            let low = stratum * folios / quota;
+            let high = (stratum + 1) * folios / quota;
+            let folio = low + rng.below(high - low);
+            let addr = range.start().checked_add(Bytes(folio * unit));
+            let addr = addr.map_or(range.start(), VirtAddr::page);
+            out.push(Sample { target, pid, addr });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tiering::rng::Rng;
+    use crate::units::PageRange;
+
+    fn map(lengths: &[u64]) -> RegionMap {
+        let mut at = 1;
+        let ranges: Vec<PageRange> = lengths
+            .iter()
+            .map(|&pages| {
+                let start = VirtAddr(at * PAGE_BYTES);
+                at += pages + 1;
+                PageRange::new(start, VirtAddr((at - 1) * PAGE_BYTES)).unwrap()
+            })
+            .collect();
+        let mut map = RegionMap::default();
+        map.sync(&ranges, Bytes(1 << 40));
+        map
+    }
+
+    fn total(map: &RegionMap) -> u64 {
+        map.regions().iter().map(|r| u64::from(r.quota())).sum()
+    }
+
+    #[test]
+    fn quota_is_equation_8_1() {
+        // 10 s x 5 % / (1.27 us x 3) = 131,233: the paper's machine (§1.2).
+        let mut cost = ScanCost::default();
+        cost.learn(&EpochCost {
+            scanning: Nanos(127_000),
+            scanned: 100,
+            ..EpochCost::default()
+        });
+        let quota = sample_quota(Nanos::from_secs(10), 0.05, cost, 3);
+        assert_eq!(quota, 131_233);
+        assert_eq!(sample_quota(Nanos::ZERO, 0.05, cost, 3), 1);
+    }
+
+    #[test]
+    fn the_cost_of_a_scan_follows_what_is_measured() {
+        let mut cost = ScanCost::default();
+        assert!((cost.nanos() - 15_000.0).abs() < 1e-9);
+        for (nanos, want) in [(2_000, 2_000.0), (4_000, 3_000.0)] {
+            cost.learn(&EpochCost {
+                scanning: Nanos(nanos * 10),
+                scanned: 10,
+                ..EpochCost::default()
+            });
+            assert!((cost.nanos() - want).abs() < 1e-9);
+        }
+        // An epoch without scans teaches nothing.
+        cost.learn(&EpochCost::default());
+        assert!((cost.nanos() - 3_000.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_left_is_spread_by_length() {
+        let mut map = map(&[16_000, 48_000]);
+        deal(&mut map, 402, 0);
+        let quotas: Vec<u32> = map.regions().iter().map(Region::quota).collect();
+        // One each, then 400 as 1 : 3.
+        assert_eq!(quotas, [101, 301]);
+    }
+
+    #[test]
+    fn with_more_regions_than_samples_they_take_turns() {
+        let mut map = map(&[4; 10]);
+        let mut watched = [0; 10];
+        for turn in 0..5 {
+            deal(&mut map, 4, turn);
+            assert_eq!(total(&map), 4);
+            for (n, region) in watched.iter_mut().zip(map.regions()) {
+                *n += region.quota();
+            }
+        }
+        assert_eq!(watched, [2; 10]);
+    }
+
+    #[test]
+    fn samples_lie_in_strata_and_differ_between_epochs() {
+        let mut map = map(&[1600]);
+        deal(&mut map, 100, 0);
+        let mut rng = Rng::new(1);
+        let mut epochs = Vec::new();
+        for _ in 0..2 {
+            let mut out = Vec::new();
+            draw(&map, TargetId(0), Pid(1), &mut rng, &mut out);
+            assert_eq!(out.len(), 100);
+            let start = map.regions()[0].range().start().page_index();
+            for (i, sample) in (0..).zip(&out) {
+                let page = sample.addr.page_index() - start;
+                assert_eq!(page / 16, i);
+            }
+            epochs.push(out);
+        }
+        assert_ne!(epochs[0], epochs[1]);
+    }
+
+    proptest! {
+        #[test]
+        fn quotas_never_exceed_the_total(
+            lengths in prop::collection::vec(1_u64..5000, 1..60),
+            totals in prop::collection::vec(1_u64..3000, 1..5),
+            seed: u64,
+        ) {
+            let mut map = map(&lengths);
+            let mut rng = Rng::new(seed);
+            for (turn, total) in (0..).zip(totals) {
+                deal(&mut map, total, turn);
+                let sum: u64 = map.regions().iter().map(|r| u64::from(r.quota())).sum();
+                prop_assert!(sum <= total);
+                let mut out = Vec::new();
+                draw(&map, TargetId(0), Pid(1), &mut rng, &mut out);
+                prop_assert!(out.len() as u64 <= total);
+                prop_assert!(out.windows(2).all(|w| w[0].addr < w[1].addr));
+                for s in &out {
+                    prop_assert!(map.regions().iter().any(|r| r.range().contains(s.addr)));
+                }
+            }
+        }
+    }
+}
