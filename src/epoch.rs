@@ -1,10 +1,28 @@
-//! One turn of the loop, over any ports.
+//! One turn of the loop, over any ports: the daemon's kernel or the
+//! simulator's model.
+//!
+//! ```text
+//!  arm ─ window ─ collect, arm ─ window ─ collect … ─► Targets, Residency
+//!                                                          │ Observation
+//!                                   PageMover ◄─ Plan ─ Engine::step
+//! ```
+//!
+//! Scans are spread over the interval. An epoch begins where the last one
+//! ended: time that moving took is taken off the next windows, and an interval
+//! that was missed is not caught up with.
 
-use crate::ports::{PortError, Ports, TargetEvent, TargetSpec};
-use crate::tiering::report::EpochReport;
+use crate::ports::{MoveLimits, PortError, Ports, SamplerKind, TargetEvent, TargetSpec, Wake};
+use crate::tiering::engine::Engine;
+use crate::tiering::observation::{AccessSet, EpochCost, Observation, RangeResidency};
+use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts, Plan};
+use crate::tiering::report::{EpochReport, PauseReason};
 use crate::tiering::settings::EngineSettings;
 use crate::tiering::tier::TierTable;
-use crate::units::{Bandwidth, Nanos};
+use crate::units::{Bandwidth, Bytes, Nanos};
+
+/// The shortest window between two scans, whatever moving took: shorter ones
+/// say little, and would bunch the scans.
+const SHORTEST_WINDOW: Nanos = Nanos::from_millis(20);
 
 /// Everything that the loop can be told, at the start or by a reload.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,33 +50,340 @@ pub struct Turn {
     pub events: Vec<TargetEvent>,
 }
 
+/// The epoch under way.
+struct Running {
+    seen: AccessSet,
+    /// When the window under way ends.
+    due: Nanos,
+    window: Nanos,
+}
+
+/// How the waiting ended.
+enum Scanned {
+    Done(AccessSet),
+    Interrupted(Running),
+}
+
+/// CPU clocks at the last observation.
+#[derive(Clone, Copy)]
+struct Clocks {
+    at: Nanos,
+    process: Nanos,
+    mover: Nanos,
+    kernel: Nanos,
+}
+
 /// The loop with all its state. One ordinary thread owns it.
 pub struct EpochLoop {
-    _ports: Ports,
+    ports: Ports,
+    engine: Engine,
+    settings: LoopSettings,
+    paused: bool,
+    running: Option<Running>,
+    /// The plan whose moves, samples and sweeps are due.
+    plan: Option<Plan>,
+    outcome: MoveOutcome,
+    /// End of the epoch before: where the next one begins.
+    last_due: Option<Nanos>,
+    clocks: Clocks,
+    cost: EpochCost,
+    /// Somebody was attached: do not wait out an interval in which nothing is
+    /// watched.
+    hurry: bool,
 }
 
 impl EpochLoop {
     /// Ready for its first turn.
-    pub fn new(ports: Ports, _tiers: TierTable, _settings: LoopSettings, _seed: u64) -> Self {
-        Self { _ports: ports }
+    pub fn new(ports: Ports, tiers: TierTable, settings: LoopSettings, seed: u64) -> Self {
+        let mut this = Self {
+            engine: Engine::new(engine_settings(&settings), tiers, seed),
+            clocks: Clocks {
+                at: ports.clock.now(),
+                process: ports.clock.process_cpu_time(),
+                mover: ports.mover.cpu_time(),
+                kernel: Nanos::ZERO,
+            },
+            ports,
+            settings,
+            paused: false,
+            running: None,
+            plan: None,
+            outcome: MoveOutcome::default(),
+            last_due: None,
+            cost: EpochCost::default(),
+            hurry: true,
+        };
+        this.clocks.kernel = this.ports.sampler.kernel_cpu_time();
+        this
     }
 
     /// Watches these from now on.
-    pub fn select(&mut self, _specs: &[TargetSpec]) {}
+    pub fn select(&mut self, specs: &[TargetSpec]) {
+        self.ports.targets.select(specs);
+        self.hurry = true;
+    }
 
     /// New settings, from the next turn on; what was learnt is kept.
-    pub fn configure(&mut self, _settings: LoopSettings, _tiers: TierTable) {}
+    pub fn configure(&mut self, settings: LoopSettings, tiers: TierTable) {
+        self.engine.configure(engine_settings(&settings), tiers);
+        self.settings = settings;
+    }
 
     /// Observes and plans, but moves nothing, for as long as this is set.
-    pub fn pause(&mut self, _paused: bool) {}
+    pub fn pause(&mut self, paused: bool) {
+        self.paused = paused;
+    }
+
+    /// The tiers that it plans for.
+    pub fn tiers(&self) -> &TierTable {
+        self.engine.tiers()
+    }
+
+    /// Which mechanism watches, and how finely it can tell.
+    pub fn sampler(&self) -> (SamplerKind, String) {
+        (self.ports.sampler.kind(), self.ports.sampler.resolution())
+    }
 
     /// One epoch: scans spread over the interval, decision, moves. Returns
     /// early, without a report, when the clock's sleep is interrupted; call
     /// again to go on where it was.
+    ///
+    /// # Errors
+    /// When a port fails as a whole. The epoch is given up; the next call
+    /// begins another one.
     pub fn turn(&mut self) -> Result<Turn, PortError> {
-        unreachable!("being written")
+        let mut events = Vec::new();
+        let result = self.epoch(&mut events);
+        if result.is_err() {
+            self.running = None;
+            self.plan = None;
+        }
+        result.map(|report| Turn { report, events })
+    }
+
+    fn epoch(&mut self, events: &mut Vec<TargetEvent>) -> Result<Option<EpochReport>, PortError> {
+        let cpu = self.ports.clock.thread_cpu_time();
+        let running = match self.running.take() {
+            Some(running) => running,
+            None => self.begin()?,
+        };
+        let seen = match self.scan(running)? {
+            Scanned::Done(seen) => seen,
+            Scanned::Interrupted(running) => {
+                self.running = Some(running);
+                self.profiled(cpu);
+                return Ok(None);
+            }
+        };
+        let observation = self.observe(seen, cpu, events)?;
+        let cpu = self.ports.clock.thread_cpu_time();
+        let mut plan = self.engine.step(&observation);
+        self.profiled(cpu);
+        self.note_pauses(&mut plan.report, !observation.targets.is_empty());
+        let report = plan.report.clone();
+        self.act(&plan)?;
+        self.plan = Some(plan);
+        Ok(Some(report))
+    }
+
+    /// Arms the samples that the last plan asked for.
+    fn begin(&mut self) -> Result<Running, PortError> {
+        let now = self.ports.clock.now();
+        let samples = self
+            .plan
+            .as_mut()
+            .map(|p| std::mem::take(&mut p.samples))
+            .unwrap_or_default();
+        let hurry = std::mem::take(&mut self.hurry) && samples.is_empty();
+        let profiling = &self.settings.engine.profiling;
+        let start = self.last_due.unwrap_or(now);
+        let end = if hurry {
+            now
+        } else {
+            start + profiling.interval
+        };
+        let scans = u64::from(profiling.scans.max(1));
+        let window = Nanos(end.saturating_sub(now).0 / scans);
+        let window = if hurry {
+            window
+        } else {
+            window.max(SHORTEST_WINDOW)
+        };
+        self.last_due = Some(now + Nanos(window.0 * scans));
+        let seen = AccessSet::new(samples);
+        self.arm(&seen, window)?;
+        Ok(Running {
+            seen,
+            due: now + window,
+            window,
+        })
+    }
+
+    /// Waits out the windows.
+    fn scan(&mut self, mut running: Running) -> Result<Scanned, PortError> {
+        let scans = self.settings.engine.profiling.scans.max(1);
+        loop {
+            if self.ports.clock.sleep_until(running.due) == Wake::Interrupted {
+                return Ok(Scanned::Interrupted(running));
+            }
+            if self.hurry && running.seen.samples().is_empty() {
+                return Ok(Scanned::Done(running.seen));
+            }
+            self.collect(&mut running.seen)?;
+            if running.seen.scans() >= scans {
+                return Ok(Scanned::Done(running.seen));
+            }
+            self.arm(&running.seen, running.window)?;
+            running.due += running.window;
+        }
+    }
+
+    fn arm(&mut self, seen: &AccessSet, window: Nanos) -> Result<(), PortError> {
+        if seen.samples().is_empty() {
+            return Ok(());
+        }
+        let cpu = self.ports.clock.thread_cpu_time();
+        let result = self.ports.sampler.arm(seen.samples(), window);
+        self.scanned(cpu, seen.samples().len());
+        result
+    }
+
+    fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
+        if seen.samples().is_empty() {
+            seen.end_scan();
+            return Ok(());
+        }
+        let cpu = self.ports.clock.thread_cpu_time();
+        let result = self.ports.sampler.collect(seen);
+        self.scanned(cpu, 0);
+        result
+    }
+
+    /// Adds the time of an arm or a collect; a pair of both is one scan.
+    fn scanned(&mut self, since: Nanos, samples: usize) {
+        let spent = self.ports.clock.thread_cpu_time().saturating_sub(since);
+        self.cost.scanning += spent;
+        self.cost.scanned += samples as u64;
+    }
+
+    fn profiled(&mut self, since: Nanos) {
+        let spent = self.ports.clock.thread_cpu_time().saturating_sub(since);
+        self.cost.profiling += spent;
+    }
+
+    /// Reads all that a decision may depend on.
+    fn observe(
+        &mut self,
+        accesses: AccessSet,
+        cpu: Nanos,
+        events: &mut Vec<TargetEvent>,
+    ) -> Result<Observation, PortError> {
+        let targets = self.ports.targets.read(events)?;
+        let mut residency: Vec<RangeResidency> = Vec::new();
+        for sweep in self.plan.iter().flat_map(|p| &p.sweeps) {
+            residency.push(self.ports.residency.sweep(*sweep)?);
+        }
+        let nodes = self.ports.residency.nodes()?;
+        self.profiled(cpu);
+        Ok(Observation {
+            at: self.ports.clock.now(),
+            targets,
+            accesses,
+            residency,
+            nodes,
+            cost: self.take_cost(),
+            outcome: std::mem::take(&mut self.outcome),
+        })
+    }
+
+    /// The epoch's cost so far; what follows counts for the next one.
+    fn take_cost(&mut self) -> EpochCost {
+        let now = Clocks {
+            at: self.ports.clock.now(),
+            process: self.ports.clock.process_cpu_time(),
+            mover: self.ports.mover.cpu_time(),
+            kernel: self.ports.sampler.kernel_cpu_time(),
+        };
+        let last = std::mem::replace(&mut self.clocks, now);
+        let mut cost = std::mem::take(&mut self.cost);
+        cost.elapsed = now.at.saturating_sub(last.at);
+        cost.migration = now.mover.saturating_sub(last.mover);
+        cost.kdamonds = now.kernel.saturating_sub(last.kernel);
+        let process = now.process.saturating_sub(last.process);
+        cost.other = process
+            .saturating_sub(cost.profiling)
+            .saturating_sub(cost.migration);
+        cost
+    }
+
+    /// Adds why nothing will be carried out.
+    fn note_pauses(&self, report: &mut EpochReport, any_target: bool) {
+        let mut add = |condition: bool, reason: PauseReason| {
+            if condition && !report.paused.contains(&reason) {
+                report.paused.push(reason);
+            }
+        };
+        add(self.paused, PauseReason::Operator);
+        add(!self.settings.moving, PauseReason::DryRun);
+        add(
+            self.ports.sampler.kind() == SamplerKind::None,
+            PauseReason::NoSampler,
+        );
+        let one_tier = !any_target && self.engine.tiers().view(&[], None).is_flat();
+        add(one_tier, PauseReason::OneTier);
+        report.paused.sort_unstable();
+    }
+
+    fn act(&mut self, plan: &Plan) -> Result<(), PortError> {
+        if plan.moves.is_empty() {
+            self.outcome = MoveOutcome::default();
+            return Ok(());
+        }
+        if self.paused || !self.settings.moving {
+            // Planned and counted, not tried.
+            self.outcome.results = plan
+                .moves
+                .iter()
+                .map(|m| MoveResult {
+                    asked: m.clone(),
+                    pages: PageCounts {
+                        deferred: m.limit.pages(),
+                        ..PageCounts::default()
+                    },
+                })
+                .collect();
+            return Ok(());
+        }
+        let interval = self.settings.engine.profiling.interval;
+        let limits = MoveLimits {
+            time: Nanos::from_secs_f64(interval.as_secs_f64() * self.settings.migration_share),
+            rate: self.settings.rate.unwrap_or(Bandwidth(u64::MAX)),
+            bytes: move_bytes(&self.settings),
+            call_time: self.settings.call_time,
+            threads: self.settings.threads.max(1),
+        };
+        self.outcome = self.ports.mover.apply(&plan.moves, limits)?;
+        Ok(())
     }
 
     /// Undoes every kernel setting.
-    pub fn release(&mut self) {}
+    pub fn release(&mut self) {
+        self.ports.sampler.release();
+    }
+}
+
+/// Bytes that the configured rate allows in one interval.
+fn move_bytes(settings: &LoopSettings) -> Bytes {
+    settings.rate.map_or(settings.engine.move_bytes, |rate| {
+        rate.over(settings.engine.profiling.interval)
+            .min(settings.engine.move_bytes)
+    })
+}
+
+/// The engine plans no more than the rate lets through.
+fn engine_settings(settings: &LoopSettings) -> EngineSettings {
+    EngineSettings {
+        move_bytes: move_bytes(settings),
+        ..settings.engine.clone()
+    }
 }

@@ -3,6 +3,7 @@
 
 pub mod epoch;
 pub mod ports;
+pub mod sim;
 pub mod sys;
 pub mod tiering;
 pub mod units;

@@ -1,6 +1,7 @@
 //! All decisions, and nothing but decisions: no I/O, no clock, no global
 //! state. Time and randomness are passed in.
 
+pub mod engine;
 pub mod hotness;
 pub mod observation;
 pub mod plan;

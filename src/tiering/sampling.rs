@@ -41,10 +41,12 @@ const BIT_SET_AGAIN: Nanos = Nanos(100);
 /// translation, and now and then a wait for the migration entry.
 const PAGE_MOVED: Nanos = Nanos(1_000);
 
-/// The measured cost of one scan of one sample (`one_scan_overhead`).
+/// The measured cost of one scan of one sample (`one_scan_overhead`), and of
+/// what an epoch's profiling costs besides: maps, residency, deciding.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ScanCost {
     nanos: Option<f64>,
+    fixed: f64,
 }
 
 impl ScanCost {
@@ -55,23 +57,38 @@ impl ScanCost {
         }
         let spent = cost.scanning + cost.kdamonds;
         let new = spent.0 as f64 / cost.scanned as f64;
-        self.nanos = Some(match self.nanos {
-            Some(old) => COST_EMA * new + (1.0 - COST_EMA) * old,
-            None => new,
-        });
+        let fixed = cost.profiling.saturating_sub(cost.scanning).0 as f64;
+        let average = |new: f64, old: f64| COST_EMA * new + (1.0 - COST_EMA) * old;
+        self.fixed = self.nanos.map_or(fixed, |_| average(fixed, self.fixed));
+        self.nanos = Some(self.nanos.map_or(new, |old| average(new, old)));
     }
 
     /// CPU time of one scan of one sample, never zero.
     pub fn nanos(self) -> f64 {
         self.nanos.unwrap_or(FIRST_GUESS.0 as f64).max(1.0)
     }
+
+    /// CPU nanoseconds per epoch that are spent however few pages are watched.
+    pub fn fixed_nanos(self) -> f64 {
+        self.fixed
+    }
 }
 
-/// Eq. 8.1: samples per epoch that `cpu_time` of the targets pays for. At
-/// least one, or the cost would never be measured.
+/// Eq. 8.1 for one of `targets` targets: samples per epoch that its `cpu_time`
+/// pays for, less its part of what profiling costs anyway. A tenth of the
+/// limit is always spent on samples, and at least one is taken, or the cost
+/// would never be measured again.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-pub fn sample_quota(cpu_time: Nanos, overhead_limit: f64, cost: ScanCost, scans: u8) -> u64 {
-    let samples = cpu_time.0 as f64 * overhead_limit / (cost.nanos() * f64::from(scans.max(1)));
+pub fn sample_quota(
+    cpu_time: Nanos,
+    overhead_limit: f64,
+    cost: ScanCost,
+    scans: u8,
+    targets: usize,
+) -> u64 {
+    let limit = cpu_time.0 as f64 * overhead_limit;
+    let left = limit - cost.fixed_nanos() / targets.max(1) as f64;
+    let samples = left.max(limit / 10.0) / (cost.nanos() * f64::from(scans.max(1)));
     // `as` saturates.
     (samples as u64).max(1)
 }
@@ -243,9 +260,26 @@ mod tests {
             scanned: 100,
             ..EpochCost::default()
         });
-        let quota = sample_quota(Nanos::from_secs(10), 0.05, cost, 3);
+        let quota = sample_quota(Nanos::from_secs(10), 0.05, cost, 3, 1);
         assert_eq!(quota, 131_233);
-        assert_eq!(sample_quota(Nanos::ZERO, 0.05, cost, 3), 1);
+        assert_eq!(sample_quota(Nanos::ZERO, 0.05, cost, 3, 1), 1);
+    }
+
+    #[test]
+    fn samples_get_what_the_rest_of_profiling_leaves() {
+        let mut cost = ScanCost::default();
+        cost.learn(&EpochCost {
+            profiling: Nanos::from_millis(300),
+            scanning: Nanos::from_millis(100),
+            scanned: 50_000,
+            ..EpochCost::default()
+        });
+        // 2 us a scan. 10 s x 5 % = 500 ms; 200 ms go elsewhere.
+        let quota = |targets| sample_quota(Nanos::from_secs(10), 0.05, cost, 3, targets);
+        assert_eq!(quota(1), 50_000);
+        assert_eq!(quota(2), 400_000_000 / 6_000);
+        // 1 s x 5 % is less than what goes elsewhere: a tenth remains.
+        assert_eq!(sample_quota(Nanos::from_secs(1), 0.05, cost, 3, 1), 833);
     }
 
     #[test]

@@ -1,0 +1,427 @@
+//! One decision per epoch: [`Engine::step`] takes an [`Observation`] and gives
+//! a [`Plan`].
+//!
+//! The engine owns all that is remembered between epochs: regions with their
+//! hotness and residency, the measured cost of a scan, the generator that
+//! draws samples. The same observations and seed give the same plans.
+//!
+//! One step, in order:
+//! 1. what became of the last plan's moves, and what its sweeps counted, goes
+//!    into the regions that it was made for;
+//! 2. regions follow the mappings, then the accesses (split and merge);
+//! 3. the policy plans moves for the targets that may be moved;
+//! 4. samples and sweeps for the next epoch are chosen;
+//! 5. the report is written.
+
+use std::collections::BTreeMap;
+
+use super::observation::{NodeUsage, Observation, Sample, Tally, TargetId, TargetMap};
+use super::plan::{Move, Plan, Sweep};
+use super::policy::{self, Budget, Policy, TargetView, View};
+use super::region::{Adapted, RegionMap, Thresholds};
+use super::report::{EpochReport, PauseReason};
+use super::rng::Rng;
+use super::sampling::{self, ScanCost};
+use super::settings::EngineSettings;
+use super::tier::{TierTable, TierView};
+use crate::units::{Bytes, Nanos, NodeId, Pid, VirtAddr};
+
+mod reporting;
+use reporting::Ratios;
+
+/// Pages whose residency is counted per epoch: 512 MiB, some 5 ms at 41 ns a
+/// page.
+const SWEEP_PAGES: u64 = 131_072;
+/// Share of one CPU above which a target surely touches memory.
+const BUSY: f64 = 0.1;
+/// Samples that must have been watched before their silence means anything.
+const ENOUGH_SAMPLES: u64 = 16;
+/// Epochs of silence before a sampler counts as blind.
+const BLIND_EPOCHS: u32 = 2;
+/// By how much of the scans τ1 rises per epoch while there are more regions
+/// than samples (HM-Keeper §1.2 leaves the step open).
+const MERGE_STEP: f32 = 0.1;
+
+/// What is remembered of one target.
+#[derive(Debug)]
+struct Tracked {
+    map: RegionMap,
+    /// How far τ1 is raised, in shares of the scans.
+    raised: f32,
+    cpu_time: Option<Nanos>,
+    /// Epochs in a row in which it was busy and no sample was seen accessed.
+    silent: u32,
+    /// Where the round of recounting residency goes on.
+    recount: VirtAddr,
+}
+
+impl Default for Tracked {
+    fn default() -> Self {
+        Self {
+            map: RegionMap::default(),
+            raised: 0.0,
+            cpu_time: None,
+            silent: 0,
+            recount: VirtAddr(0),
+        }
+    }
+}
+
+/// What one epoch told of one target, on the way to its report.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    cpu: Nanos,
+    samples: u64,
+    accessed: u64,
+    unknown: u64,
+    adapted: Adapted,
+    quota: u64,
+}
+
+/// Decides. See the module.
+pub struct Engine {
+    settings: EngineSettings,
+    tiers: TierTable,
+    policy: Box<dyn Policy>,
+    rng: Rng,
+    epoch: u64,
+    at: Option<Nanos>,
+    cost: ScanCost,
+    targets: BTreeMap<TargetId, Tracked>,
+}
+
+impl Engine {
+    /// Knows nothing yet.
+    pub fn new(settings: EngineSettings, tiers: TierTable, seed: u64) -> Self {
+        Self {
+            policy: policy::build(&settings.policy),
+            settings,
+            tiers,
+            rng: Rng::new(seed),
+            epoch: 0,
+            at: None,
+            cost: ScanCost::default(),
+            targets: BTreeMap::new(),
+        }
+    }
+
+    /// New settings and tiers; what was learnt of the targets is kept.
+    pub fn configure(&mut self, settings: EngineSettings, tiers: TierTable) {
+        if settings.policy != self.settings.policy {
+            self.policy = policy::build(&settings.policy);
+        }
+        self.settings = settings;
+        self.tiers = tiers;
+    }
+
+    /// The tiers that it plans for.
+    pub fn tiers(&self) -> &TierTable {
+        &self.tiers
+    }
+
+    /// The regions of one target.
+    pub fn regions(&self, target: TargetId) -> Option<&RegionMap> {
+        self.targets.get(&target).map(|t| &t.map)
+    }
+
+    /// One decision.
+    pub fn step(&mut self, seen: &Observation) -> Plan {
+        self.epoch += 1;
+        self.cost.learn(&seen.cost);
+        self.targets
+            .retain(|id, _| seen.targets.iter().any(|t| t.id == *id));
+        self.record(seen);
+        let elapsed = self
+            .at
+            .map_or(seen.cost.elapsed, |at| seen.at.saturating_sub(at));
+        self.at = Some(seen.at);
+
+        let pairs: Vec<(Sample, Tally)> = seen.accesses.iter().collect();
+        let told: Vec<Told> = seen
+            .targets
+            .iter()
+            .map(|target| self.follow(target, &pairs, seen, elapsed))
+            .collect();
+        let views: Vec<TierView> = seen
+            .targets
+            .iter()
+            .map(|t| self.tiers.view(&t.cpu_share, t.allowed_nodes.as_deref()))
+            .collect();
+        let paused: Vec<Option<PauseReason>> = seen
+            .targets
+            .iter()
+            .zip(&views)
+            .map(|(t, view)| self.paused(t.id, view))
+            .collect();
+        let moves = self.decide(seen, &views, &paused);
+        let (samples, sweeps) = self.look_next(seen);
+        let report = self.report(
+            seen,
+            &Ratios {
+                told,
+                views,
+                paused,
+                moves: &moves,
+            },
+        );
+        Plan {
+            moves,
+            samples,
+            sweeps,
+            report,
+        }
+    }
+
+    /// What became of the last plan.
+    fn record(&mut self, seen: &Observation) {
+        let last = self.epoch - 1;
+        for result in &seen.outcome.results {
+            let asked = &result.asked;
+            if let Some(tracked) = self.targets.get_mut(&asked.target) {
+                tracked.map.record_move(
+                    asked.range,
+                    asked.from,
+                    asked.to,
+                    result.pages.moved,
+                    (last, asked.direction),
+                );
+            }
+        }
+        for counted in &seen.residency {
+            if let Some(tracked) = self.targets.get_mut(&counted.target) {
+                tracked
+                    .map
+                    .record_count(counted.range, &counted.pages_by_node, self.epoch);
+            }
+        }
+    }
+
+    /// Brings one target's regions up to date and deals out its samples.
+    fn follow(
+        &mut self,
+        target: &TargetMap,
+        pairs: &[(Sample, Tally)],
+        seen: &Observation,
+        elapsed: Nanos,
+    ) -> Told {
+        let profiling = &self.settings.profiling;
+        let scans = f32::from(profiling.scans);
+        let tracked = self.targets.entry(target.id).or_default();
+        let first = pairs.partition_point(|(s, _)| s.target < target.id);
+        let last = pairs.partition_point(|(s, _)| s.target <= target.id);
+        let mine = &pairs[first..last];
+
+        // Of one that is new nothing says how busy it is: take it for busy.
+        let cpu = tracked
+            .cpu_time
+            .map_or(elapsed, |before| target.cpu_time.saturating_sub(before));
+        tracked.cpu_time = Some(target.cpu_time);
+
+        tracked.map.sync(&target.eligible, profiling.initial_region);
+        #[allow(clippy::cast_possible_truncation)]
+        let thresholds = Thresholds {
+            merge: (profiling.merge_threshold as f32 + tracked.raised) * scans,
+            split: profiling.split_threshold as f32 * scans,
+            minimum: profiling.minimum_region,
+            ema: self.policy.ema(),
+        };
+        let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
+
+        // An idle target is watched as if it used a tenth of a CPU, or it
+        // would never be seen to wake.
+        let floor = Nanos(elapsed.0 / 10);
+        let quota = sampling::sample_quota(
+            cpu.max(floor),
+            profiling.overhead_limit,
+            self.cost,
+            profiling.scans,
+            seen.targets.len(),
+        );
+        let regions = tracked.map.regions().len() as u64;
+        tracked.raised = if regions > quota {
+            (tracked.raised + MERGE_STEP).min(1.0)
+        } else {
+            (tracked.raised - MERGE_STEP).max(0.0)
+        };
+        sampling::deal(&mut tracked.map, quota, self.epoch);
+
+        let told = Told {
+            cpu,
+            samples: mine.len() as u64,
+            accessed: count(mine, |t| t.accessed > 0),
+            unknown: count(mine, |t| t.known == 0),
+            adapted,
+            quota,
+        };
+        let busy = cpu.0 as f64 >= BUSY * elapsed.0 as f64;
+        if told.accessed > 0 {
+            tracked.silent = 0;
+        } else if busy && told.samples - told.unknown >= ENOUGH_SAMPLES {
+            tracked.silent = tracked.silent.saturating_add(1);
+        }
+        told
+    }
+
+    /// Why one target is left alone.
+    fn paused(&self, target: TargetId, view: &TierView) -> Option<PauseReason> {
+        if view.is_flat() {
+            Some(PauseReason::OneTier)
+        } else if self.targets[&target].silent >= BLIND_EPOCHS {
+            Some(PauseReason::SamplerBlind)
+        } else {
+            None
+        }
+    }
+
+    fn decide(
+        &mut self,
+        seen: &Observation,
+        views: &[TierView],
+        paused: &[Option<PauseReason>],
+    ) -> Vec<Move> {
+        let targets: Vec<TargetView<'_>> = seen
+            .targets
+            .iter()
+            .zip(views)
+            .zip(paused)
+            .filter(|(_, paused)| paused.is_none())
+            .map(|((target, tiers), _)| TargetView {
+                id: target.id,
+                pid: target.pid,
+                tiers,
+                regions: self.targets[&target.id].map.regions(),
+            })
+            .collect();
+        if targets.is_empty() {
+            return Vec::new();
+        }
+        let view = View {
+            epoch: self.epoch,
+            scans: self.settings.profiling.scans,
+            targets,
+            room: self.room(&seen.nodes),
+        };
+        let budget = Budget {
+            bytes: self.settings.move_bytes,
+        };
+        self.policy.decide(&view, budget)
+    }
+
+    /// Bytes that can be filled on each node before the kernel's watermarks,
+    /// our headroom or the tier's configured capacity are touched.
+    fn room(&self, nodes: &[NodeUsage]) -> Vec<(NodeId, Bytes)> {
+        let mut room = Vec::new();
+        for (id, tier) in self.tiers.ids().zip(self.tiers.tiers()) {
+            let mut left = tier
+                .capacity
+                .map(|capacity| capacity.saturating_sub(self.resident_on(id)));
+            for usage in nodes.iter().filter(|u| tier.nodes.contains(&u.node)) {
+                let mut bytes = usage
+                    .free
+                    .saturating_sub(usage.reserve)
+                    .saturating_sub(self.headroom(usage.total));
+                if let Some(left) = &mut left {
+                    bytes = bytes.min(*left);
+                    *left = left.saturating_sub(bytes);
+                }
+                room.push((usage.node, bytes));
+            }
+        }
+        room
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn headroom(&self, total: Bytes) -> Bytes {
+        // A share of 0 to 1 of the total: no loss that matters.
+        Bytes((total.as_f64() * self.settings.headroom) as u64)
+    }
+
+    /// What all targets have on a tier.
+    fn resident_on(&self, tier: crate::units::TierId) -> Bytes {
+        let nodes = &self.tiers.tiers()[tier.index()].nodes;
+        let pages = self
+            .targets
+            .values()
+            .flat_map(|t| t.map.regions())
+            .flat_map(|r| r.pages().iter())
+            .filter(|(node, _)| nodes.contains(node))
+            .map(|(_, count)| count)
+            .sum();
+        Bytes::from_pages(pages)
+    }
+
+    /// What to watch and to count until the next step.
+    fn look_next(&mut self, seen: &Observation) -> (Vec<Sample>, Vec<Sweep>) {
+        let mut samples = Vec::new();
+        let mut sweeps = Vec::new();
+        let hot = f32::from(self.settings.profiling.scans) / 2.0;
+        let share = SWEEP_PAGES / seen.targets.len().max(1) as u64;
+        let mut targets: Vec<&TargetMap> = seen.targets.iter().collect();
+        targets.sort_by_key(|t| t.id);
+        for target in targets {
+            let Some(tracked) = self.targets.get_mut(&target.id) else {
+                continue;
+            };
+            sampling::draw(
+                &tracked.map,
+                target.id,
+                target.pid,
+                &mut self.rng,
+                &mut samples,
+            );
+            tracked.sweep(target.id, target.pid, hot, share, &mut sweeps);
+        }
+        (samples, sweeps)
+    }
+
+    /// The report, without what only the loop knows.
+    fn report(&self, seen: &Observation, ratios: &Ratios<'_>) -> EpochReport {
+        reporting::report(self, seen, ratios)
+    }
+}
+
+impl Tracked {
+    /// Chooses what to count: first what was never counted and is hot, then
+    /// the rest of what was never counted, then all in turn.
+    fn sweep(&mut self, target: TargetId, pid: Pid, hot: f32, budget: u64, out: &mut Vec<Sweep>) {
+        let mut left = budget;
+        let regions = self.map.regions();
+        let mut push = |range, left: &mut u64| {
+            out.push(Sweep { target, pid, range });
+            *left = left.saturating_sub(crate::units::PageRange::pages(range));
+        };
+        for wanted in [true, false] {
+            for region in regions {
+                if left == 0 {
+                    return;
+                }
+                if region.counted() == 0 && (region.hotness() >= hot) == wanted {
+                    push(region.next_sweep(left), &mut left);
+                }
+            }
+        }
+        let start = regions.partition_point(|r| r.range().start() < self.recount);
+        for region in regions[start..].iter().chain(&regions[..start]) {
+            if left == 0 {
+                break;
+            }
+            if region.counted() != 0 {
+                let range = region.next_sweep(left);
+                push(range, &mut left);
+                // One that could not be finished goes on next time.
+                self.recount = if range.end() == region.range().end() {
+                    region.range().end()
+                } else {
+                    region.range().start()
+                };
+            }
+        }
+    }
+}
+
+fn count(pairs: &[(Sample, Tally)], which: impl Fn(&Tally) -> bool) -> u64 {
+    pairs.iter().filter(|(_, t)| which(t)).count() as u64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! The report of one step.
+
+use super::{Engine, Told};
+use crate::tiering::observation::{Observation, TargetMap};
+use crate::tiering::plan::{Move, PageCounts};
+use crate::tiering::region::RegionMap;
+use crate::tiering::report::{EpochReport, Flow, Overhead, PauseReason, TargetReport};
+use crate::tiering::sampling;
+use crate::tiering::tier::{TierTable, TierView};
+use crate::units::{Bytes, Nanos, TierId};
+
+/// What a step found out, one entry per target of the observation.
+pub(super) struct Ratios<'a> {
+    pub(super) told: Vec<Told>,
+    pub(super) views: Vec<TierView>,
+    pub(super) paused: Vec<Option<PauseReason>>,
+    pub(super) moves: &'a [Move],
+}
+
+pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -> EpochReport {
+    let all: u64 = ratios.told.iter().map(|t| t.samples).sum();
+    let moved: u64 = seen.outcome.results.iter().map(|r| r.pages.moved).sum();
+    let targets = (0..seen.targets.len())
+        .map(|i| {
+            let target = &seen.targets[i];
+            let told = &ratios.told[i];
+            let map = &engine.targets[&target.id].map;
+            let flows = flows(&engine.tiers, target, seen, ratios.moves);
+            let pages = pages(target, seen);
+            let share = |part: u64, whole: u64, alone: f64| {
+                if whole == 0 {
+                    alone
+                } else {
+                    part as f64 / whole as f64
+                }
+            };
+            // Profiling is shared by samples, moving by pages.
+            let equal = 1.0 / seen.targets.len() as f64;
+            let overhead = Overhead {
+                target_cpu: told.cpu,
+                profiling: ratio(seen.cost.profiling + seen.cost.kdamonds, told.cpu)
+                    * share(told.samples, all, equal),
+                migration: ratio(seen.cost.migration, told.cpu) * share(pages.moved, moved, equal),
+                target_side: ratio(
+                    sampling::target_side(touched(seen, target), pages.moved),
+                    told.cpu,
+                ),
+            };
+            TargetReport {
+                id: target.id,
+                pid: target.pid,
+                name: target.name.clone(),
+                kind: target.kind,
+                ranking: ranking(&engine.tiers, &ratios.views[i]),
+                eligible: target.eligible.iter().map(|r| r.bytes()).sum(),
+                excluded: target.excluded.clone(),
+                resident: resident(&engine.tiers, map),
+                access_ratio: access_ratio(&engine.tiers, map),
+                hot: hot(map, engine.settings.profiling.scans),
+                regions: map.regions().len() as u64,
+                samples: told.samples,
+                samples_accessed: told.accessed,
+                samples_unknown: told.unknown,
+                splits: told.adapted.splits,
+                merges: told.adapted.merges,
+                flows,
+                move_pages: pages,
+                overhead,
+                paused: ratios.paused[i],
+            }
+        })
+        .collect();
+    let mut paused: Vec<PauseReason> = ratios.paused.iter().flatten().copied().collect();
+    paused.sort_unstable();
+    paused.dedup();
+    EpochReport {
+        epoch: engine.epoch,
+        at: seen.at,
+        targets,
+        nodes: seen.nodes.clone(),
+        cost: seen.cost,
+        sample_quota: ratios.told.iter().map(|t| t.quota).sum(),
+        migration_elapsed: seen.outcome.elapsed,
+        longest_call: seen.outcome.longest_call,
+        paused,
+    }
+}
+
+/// CPU time as a share of the target's; a target that used none counts as if
+/// it had used a millisecond.
+fn ratio(spent: Nanos, target_cpu: Nanos) -> f64 {
+    spent.0 as f64 / target_cpu.max(Nanos::from_millis(1)).0 as f64
+}
+
+/// Accessed bits of one target that had to be set again.
+fn touched(seen: &Observation, target: &TargetMap) -> u64 {
+    seen.accesses
+        .iter()
+        .filter(|(s, _)| s.target == target.id)
+        .map(|(_, t)| u64::from(t.accessed))
+        .sum()
+}
+
+fn ranking(tiers: &TierTable, view: &TierView) -> Vec<Vec<TierId>> {
+    view.ranks()
+        .iter()
+        .map(|rank| {
+            let mut ids: Vec<TierId> = Vec::new();
+            for tier in rank.nodes.iter().filter_map(|&n| tiers.tier_of(n)) {
+                if !ids.contains(&tier) {
+                    ids.push(tier);
+                }
+            }
+            ids
+        })
+        .collect()
+}
+
+fn resident(tiers: &TierTable, map: &RegionMap) -> Vec<Bytes> {
+    let mut bytes = vec![Bytes::ZERO; tiers.tiers().len()];
+    for region in map.regions() {
+        for (node, pages) in region.pages().iter() {
+            if let Some(tier) = tiers.tier_of(node) {
+                bytes[tier.index()] += Bytes::from_pages(pages);
+            }
+        }
+    }
+    bytes
+}
+
+/// Pages weighted with the scans that saw their region accessed. Saturates:
+/// a page touched once per scan weighs as much as one touched all the time.
+fn access_ratio(tiers: &TierTable, map: &RegionMap) -> Vec<f64> {
+    let mut weights = vec![0.0; tiers.tiers().len()];
+    for region in map.regions() {
+        for (node, pages) in region.pages().iter() {
+            if let Some(tier) = tiers.tier_of(node) {
+                weights[tier.index()] += pages as f64 * f64::from(region.latest());
+            }
+        }
+    }
+    let total: f64 = weights.iter().sum();
+    if total > 0.0 {
+        for weight in &mut weights {
+            *weight /= total;
+        }
+    }
+    weights
+}
+
+fn hot(map: &RegionMap, scans: u8) -> Bytes {
+    map.regions()
+        .iter()
+        .filter(|r| r.hotness() >= f32::from(scans) / 2.0)
+        .map(crate::tiering::region::Region::resident)
+        .sum()
+}
+
+fn pages(target: &TargetMap, seen: &Observation) -> PageCounts {
+    let mut pages = PageCounts::default();
+    for result in &seen.outcome.results {
+        if result.asked.target == target.id {
+            pages.add(result.pages);
+        }
+    }
+    pages
+}
+
+/// Moves planned now and done since the last plan, by way and reason.
+fn flows(tiers: &TierTable, target: &TargetMap, seen: &Observation, moves: &[Move]) -> Vec<Flow> {
+    let mut flows: Vec<Flow> = Vec::new();
+    let mut add = |m: &Move, planned: Bytes, moved: Bytes| {
+        let (Some(from), Some(to)) = (tiers.tier_of(m.from), tiers.tier_of(m.to)) else {
+            return;
+        };
+        let at = flows.iter().position(|f| {
+            (f.from, f.to, f.direction, f.reason) == (from, to, m.direction, m.reason)
+        });
+        let at = at.unwrap_or_else(|| {
+            flows.push(Flow {
+                from,
+                to,
+                direction: m.direction,
+                reason: m.reason,
+                planned: Bytes::ZERO,
+                moved: Bytes::ZERO,
+            });
+            flows.len() - 1
+        });
+        let flow = &mut flows[at];
+        flow.planned += planned;
+        flow.moved += moved;
+    };
+    for m in moves.iter().filter(|m| m.target == target.id) {
+        add(m, m.limit, Bytes::ZERO);
+    }
+    for result in seen
+        .outcome
+        .results
+        .iter()
+        .filter(|r| r.asked.target == target.id)
+    {
+        add(
+            &result.asked,
+            Bytes::ZERO,
+            Bytes::from_pages(result.pages.moved),
+        );
+    }
+    flows
+}

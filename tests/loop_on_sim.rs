@@ -1,0 +1,266 @@
+//! The real loop and engine on the simulator's machine: four tiers, a hot set
+//! in scattered chunks that jumps.
+
+use hmkeeper::epoch::{EpochLoop, LoopSettings};
+use hmkeeper::ports::TargetSpec;
+use hmkeeper::sim::{self, Machine, Process, Shared};
+use hmkeeper::tiering::observation::TargetId;
+use hmkeeper::tiering::report::{EpochReport, PauseReason};
+use hmkeeper::tiering::rng::Rng;
+use hmkeeper::tiering::settings::{EngineSettings, ProfilingSettings};
+use hmkeeper::units::{Bandwidth, Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
+
+const PID: Pid = Pid(7);
+const BASE: u64 = 0x7f00_0000_0000;
+const PAGES: u64 = 262_144;
+const CHUNK: u64 = 410;
+const CHUNKS: u64 = 64;
+
+fn range() -> PageRange {
+    let start = VirtAddr(BASE);
+    PageRange::new(start, VirtAddr(BASE + PAGES * PAGE_BYTES)).unwrap()
+}
+
+/// 64 chunks of 410 pages (1.6 MiB), a tenth of 1 GiB, drawn per phase.
+fn chunks(phase: u64) -> Vec<u64> {
+    let mut rng = Rng::new(phase + 1);
+    let slot = PAGES / CHUNKS;
+    (0..CHUNKS)
+        .map(|i| i * slot + rng.below(slot - CHUNK))
+        .collect()
+}
+
+fn is_hot(starts: &[u64], addr: VirtAddr) -> bool {
+    let page = (addr.0 - BASE) / PAGE_BYTES;
+    let at = starts.partition_point(|&s| s <= page);
+    at > 0 && page - starts[at - 1] < CHUNK
+}
+
+fn settings() -> LoopSettings {
+    LoopSettings {
+        engine: EngineSettings {
+            profiling: ProfilingSettings {
+                interval: Nanos::from_secs(2),
+                ..ProfilingSettings::default()
+            },
+            headroom: 0.0,
+            ..EngineSettings::default()
+        },
+        moving: true,
+        rate: None,
+        threads: 1,
+        call_time: Nanos::from_millis(20),
+        migration_share: 0.5,
+    }
+}
+
+/// A machine whose fastest node has room for `fast` bytes, and a loop that
+/// watches a process of 1 GiB, all of it on the slowest.
+fn start(
+    fast: Bytes,
+    rate: impl Fn(VirtAddr, Nanos) -> f64 + 'static,
+    settings: LoopSettings,
+) -> (Shared, EpochLoop) {
+    let nodes = [
+        (NodeId(0), fast),
+        (NodeId(1), Bytes::from_mib(768)),
+        (NodeId(2), Bytes::from_mib(2048)),
+        (NodeId(3), Bytes::from_mib(2048)),
+    ];
+    let mut machine = Machine::new(&nodes, 1);
+    machine.start(
+        Process {
+            id: TargetId(0),
+            pid: PID,
+            name: "model".into(),
+            range: range(),
+            rate: Box::new(rate),
+            home: NodeId(0),
+        },
+        NodeId(3),
+    );
+    let tiers = machine
+        .tiers([&[90, 145, 275, 340], &[145, 90, 340, 275]])
+        .unwrap();
+    let machine = machine.shared();
+    let mut epochs = EpochLoop::new(sim::ports(&machine), tiers, settings, 1);
+    epochs.select(&[TargetSpec::of_pid(PID)]);
+    (machine, epochs)
+}
+
+fn turn(epochs: &mut EpochLoop) -> EpochReport {
+    let turn = epochs.turn().unwrap();
+    turn.report.expect("the model never interrupts")
+}
+
+/// Share of the hot pages that are on the fastest node.
+fn placed(machine: &Shared, starts: &[u64]) -> f64 {
+    let machine = machine.borrow();
+    let hot: Vec<VirtAddr> = range()
+        .iter_pages()
+        .filter(|&a| is_hot(starts, a))
+        .collect();
+    let fast = hot
+        .iter()
+        .filter(|&&a| machine.node_of(PID, a) == Some(NodeId(0)))
+        .count();
+    fast as f64 / hot.len() as f64
+}
+
+fn moved(report: &EpochReport) -> Bytes {
+    let flows = report.targets.iter().flat_map(|t| &t.flows);
+    flows.map(|f| f.moved).sum()
+}
+
+#[test]
+fn a_jumping_hot_set_is_on_the_fastest_node_within_eight_epochs() {
+    const PHASE: Nanos = Nanos::from_secs(40);
+    let sets: Vec<Vec<u64>> = (0..4).map(chunks).collect();
+    let of = sets.clone();
+    let rate = move |addr: VirtAddr, at: Nanos| {
+        let phase = usize::try_from(at.0 / PHASE.0).unwrap().min(3);
+        if is_hot(&of[phase], addr) { 50.0 } else { 0.01 }
+    };
+    // Room for one and a half hot sets.
+    let hot = Bytes::from_pages(CHUNK * CHUNKS);
+    let (machine, mut epochs) = start(Bytes(hot.0 * 3 / 2), rate, settings());
+    for (phase, starts) in (0..).zip(&sets) {
+        let end = Nanos(PHASE.0 * phase) + Nanos::from_secs(17);
+        while machine.borrow().now() < end {
+            turn(&mut epochs);
+        }
+        let share = placed(&machine, starts);
+        assert!(share >= 0.9, "phase {phase}: {share:.3} of the hot pages");
+        let end = Nanos(PHASE.0 * (phase + 1));
+        while machine.borrow().now() < end {
+            turn(&mut epochs);
+        }
+    }
+    // Without the last jump: the estimate and the truth agree.
+    let report = turn(&mut epochs);
+    let truth = machine.borrow().true_shares(PID)[&NodeId(0)];
+    let estimate = report.targets[0].access_ratio[0];
+    assert!(truth > 0.9, "{truth}");
+    assert!((truth - estimate).abs() < 0.1, "{truth} {estimate}");
+}
+
+#[test]
+fn more_hot_than_fits_comes_to_rest_hottest_first() {
+    // A tenth is touched all the time, another two tenths now and then.
+    let (hot, warm) = (chunks(0), chunks(9));
+    let (h, w) = (hot.clone(), warm);
+    let rate = move |addr: VirtAddr, _| {
+        if is_hot(&h, addr) {
+            50.0
+        } else if is_hot(&w, addr) {
+            1.0
+        } else {
+            0.0
+        }
+    };
+    let size = Bytes::from_pages(CHUNK * CHUNKS);
+    let (machine, mut epochs) = start(Bytes(size.0 * 5 / 4), rate, settings());
+    for _ in 0..25 {
+        turn(&mut epochs);
+    }
+    assert!(placed(&machine, &hot) > 0.9);
+    for _ in 0..10 {
+        let bytes = moved(&turn(&mut epochs));
+        assert!(
+            bytes < Bytes(range().bytes().0 / 100),
+            "still moving {bytes}"
+        );
+    }
+}
+
+#[test]
+fn a_blind_sampler_is_recognised_and_nothing_moves() {
+    let hot = chunks(0);
+    let rate = move |addr: VirtAddr, _| if is_hot(&hot, addr) { 50.0 } else { 0.0 };
+    let (machine, mut epochs) = start(Bytes::from_mib(512), rate, settings());
+    machine.borrow_mut().blind = true;
+    let mut last = EpochReport::default();
+    for _ in 0..6 {
+        last = turn(&mut epochs);
+        assert_eq!(moved(&last), Bytes::ZERO);
+    }
+    assert_eq!(last.paused, [PauseReason::SamplerBlind]);
+    machine.borrow_mut().blind = false;
+    for _ in 0..3 {
+        last = turn(&mut epochs);
+    }
+    assert_eq!(last.paused, []);
+}
+
+#[test]
+fn a_dry_run_plans_and_counts_but_moves_nothing() {
+    let hot = chunks(0);
+    let rate = move |addr: VirtAddr, _| if is_hot(&hot, addr) { 50.0 } else { 0.0 };
+    let dry = LoopSettings {
+        moving: false,
+        ..settings()
+    };
+    let (machine, mut epochs) = start(Bytes::from_mib(512), rate, dry);
+    let mut planned = Bytes::ZERO;
+    for _ in 0..6 {
+        let report = turn(&mut epochs);
+        assert_eq!(report.paused, [PauseReason::DryRun]);
+        assert_eq!(moved(&report), Bytes::ZERO);
+        planned += report
+            .targets
+            .iter()
+            .flat_map(|t| &t.flows)
+            .map(|f| f.planned)
+            .sum();
+    }
+    assert!(planned > Bytes::from_mib(50), "{planned}");
+    let machine = machine.borrow();
+    assert!(
+        range()
+            .iter_pages()
+            .all(|a| machine.node_of(PID, a) == Some(NodeId(3)))
+    );
+}
+
+#[test]
+fn the_configured_rate_bounds_what_is_moved() {
+    let hot = chunks(0);
+    let rate = move |addr: VirtAddr, _| if is_hot(&hot, addr) { 50.0 } else { 0.0 };
+    let slow = LoopSettings {
+        rate: Some(Bandwidth(5 << 20)),
+        ..settings()
+    };
+    let (_machine, mut epochs) = start(Bytes::from_mib(512), rate, slow);
+    let mut any = false;
+    for _ in 0..12 {
+        let bytes = moved(&turn(&mut epochs));
+        assert!(bytes <= Bytes::from_mib(10), "{bytes} in 2 s at 5 MiB/s");
+        any |= !bytes.is_zero();
+    }
+    assert!(any);
+}
+
+#[test]
+fn a_target_that_ends_is_an_event() {
+    let (machine, mut epochs) = start(Bytes::from_mib(512), |_, _| 1.0, settings());
+    for _ in 0..3 {
+        turn(&mut epochs);
+    }
+    machine.borrow_mut().end(PID);
+    let last = epochs.turn().unwrap();
+    assert_eq!(last.events.len(), 1);
+    assert_eq!(last.report.unwrap().targets, []);
+    // And the loop goes on.
+    assert_eq!(turn(&mut epochs).targets, []);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_epochs() {
+    let run = || {
+        let hot = chunks(3);
+        let rate = move |addr: VirtAddr, _| if is_hot(&hot, addr) { 3.0 } else { 0.1 };
+        let (_machine, mut epochs) = start(Bytes::from_mib(300), rate, settings());
+        (0..8).map(|_| turn(&mut epochs)).collect::<Vec<_>>()
+    };
+    assert_eq!(run(), run());
+}
