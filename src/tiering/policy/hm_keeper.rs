@@ -161,6 +161,11 @@ fn land(
     }
     capacity.take(node, bytes);
     *left = left.saturating_sub(bytes);
+    let mut mine = ideals.iter_mut().rev().take_while(|i| i.place == place);
+    if let Some(same) = mine.find(|i| i.node == node) {
+        same.bytes += bytes;
+        return;
+    }
     ideals.push(Ideal {
         place,
         rank,

@@ -180,6 +180,14 @@ fn promotions_stay_within_n_and_all_within_the_budget() {
 }
 
 #[test]
+fn a_region_that_is_half_there_gets_its_other_half() {
+    let range = PageRange::new(VirtAddr(0), VirtAddr(2 * MIB)).unwrap();
+    let half = Region::for_test(range, 3.0, &[(NodeId(0), 256), (NodeId(3), 256)]);
+    let moves = decide(HmKeeperSettings::default(), &[half], [10, 0, 0, 0]);
+    assert_eq!(brief(&moves), [(0, 3, 0, 1)]);
+}
+
+#[test]
 fn only_as_much_gives_way_as_is_needed() {
     let tall = Region::for_test(
         PageRange::new(VirtAddr(100 * MIB), VirtAddr(200 * MIB)).unwrap(),
