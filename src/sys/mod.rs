@@ -3,11 +3,15 @@
 #![allow(unsafe_code)]
 
 pub mod clock;
+pub mod kpageflags;
+mod locate;
 pub mod move_pages;
+pub mod mover;
 pub mod pagemap;
 pub mod probe;
 pub mod residency;
 pub mod root;
 pub mod sampler;
 pub mod targets;
+mod text;
 pub mod topology;

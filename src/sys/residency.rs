@@ -1,25 +1,141 @@
 //! Where pages are, and what is free.
 
+use super::locate::Locator;
 use super::root::Root;
+use super::text;
 use crate::ports::{PortError, Residency};
 use crate::tiering::observation::{NodeUsage, RangeResidency};
 use crate::tiering::plan::Sweep;
+use crate::units::{Bytes, NodeId, PAGE_BYTES};
 
 /// Residency as the kernel tells it.
-pub struct SysResidency {}
+#[derive(Debug)]
+pub struct SysResidency {
+    root: Root,
+    locator: Locator,
+}
 
 impl SysResidency {
     /// Over the kernel below `root`.
-    pub fn new(_root: &Root) -> Self {
-        Self {}
+    pub fn new(root: &Root) -> Self {
+        Self {
+            root: root.clone(),
+            locator: Locator::new(root),
+        }
     }
 }
 
 impl Residency for SysResidency {
-    fn sweep(&mut self, _sweep: Sweep) -> Result<RangeResidency, PortError> {
-        unreachable!("being written")
+    fn sweep(&mut self, sweep: Sweep) -> Result<RangeResidency, PortError> {
+        let pages_by_node = self
+            .locator
+            .count(sweep.pid, sweep.range)
+            .map_err(|source| PortError::Failed {
+                what: format!("reading where the pages of process {} are", sweep.pid),
+                source,
+            })?;
+        Ok(RangeResidency {
+            target: sweep.target,
+            range: sweep.range,
+            pages_by_node,
+        })
     }
+
     fn nodes(&mut self) -> Result<Vec<NodeUsage>, PortError> {
-        unreachable!("being written")
+        usage(&self.root)
+    }
+}
+
+/// Memory of every node that has any.
+pub(super) fn usage(root: &Root) -> Result<Vec<NodeUsage>, PortError> {
+    let zones = text::read(&root.proc("zoneinfo")).unwrap_or_default();
+    let nodes = text::read_list(&root.sys("devices/system/node/has_memory"))?;
+    nodes
+        .into_iter()
+        .map(|node| {
+            let node = NodeId(node);
+            let (total, free) = memory(root, node)?;
+            Ok(NodeUsage {
+                node,
+                total,
+                free,
+                reserve: high_watermarks(&zones, node),
+            })
+        })
+        .collect()
+}
+
+/// All of a node's memory, and what of it is free.
+pub(super) fn memory(root: &Root, node: NodeId) -> Result<(Bytes, Bytes), PortError> {
+    let path = root.sys(format!("devices/system/node/node{node}/meminfo"));
+    let meminfo = text::read(&path)?;
+    let field = |key: &str| {
+        text::kib_field(&meminfo, key).ok_or_else(|| PortError::Malformed {
+            what: path.display().to_string(),
+            detail: format!("no line {key}"),
+        })
+    };
+    Ok((field("MemTotal:")?, field("MemFree:")?))
+}
+
+/// The high watermarks of a node's zones: below them the kernel reclaims.
+fn high_watermarks(zoneinfo: &str, node: NodeId) -> Bytes {
+    let mut pages = 0;
+    let mut ours = false;
+    for line in zoneinfo.lines() {
+        if let Some(rest) = line.strip_prefix("Node ") {
+            ours = rest
+                .split(',')
+                .next()
+                .is_some_and(|n| n.trim().parse() == Ok(node.0));
+        } else if ours {
+            // "        high     1234", never "high:" of the per-CPU lists.
+            let mut words = line.split_whitespace();
+            if words.next() == Some("high") {
+                pages += words
+                    .next()
+                    .and_then(|w| w.parse::<u64>().ok())
+                    .unwrap_or(0);
+            }
+        }
+    }
+    Bytes(pages * PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watermarks_are_summed_over_a_nodes_zones() {
+        let zoneinfo = "\
+Node 0, zone      DMA
+  per-node stats
+      nr_inactive_anon 1
+  pages free     3840
+        boost    0
+        min      66
+        high     98
+  pagesets
+    cpu: 0
+              high:  378
+Node 0, zone   Normal
+        high     1000
+Node 10, zone   Normal
+        high     5
+";
+        assert_eq!(high_watermarks(zoneinfo, NodeId(0)), Bytes(1098 * 4096));
+        assert_eq!(high_watermarks(zoneinfo, NodeId(10)), Bytes(5 * 4096));
+        assert_eq!(high_watermarks(zoneinfo, NodeId(1)), Bytes::ZERO);
+    }
+
+    #[test]
+    fn this_machines_nodes_are_read() {
+        let nodes = usage(&Root::host()).unwrap();
+        assert!(!nodes.is_empty());
+        for usage in nodes {
+            assert!(usage.free < usage.total, "{usage:?}");
+            assert!(usage.reserve < usage.total, "{usage:?}");
+        }
     }
 }

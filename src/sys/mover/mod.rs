@@ -1,0 +1,322 @@
+//! Moving pages in batches.
+//!
+//! **Unit.** Pages of 4 KiB; a folio moves as a whole and is named once.
+//!
+//! **Problem.** Each call has a fixed cost, holds up whoever touches its pages
+//! meanwhile, and answers page by page; the pages asked for may be elsewhere,
+//! pinned, gone, or the destination full.
+//!
+//! **Approach.** Moves of one process, source and destination are grouped and
+//! their folios looked up, so that nothing is "moved" to where it is. Small
+//! and huge folios go in batches of their own, each sized by what a page of its kind
+//! took lately so that a call stays below its time. Before each batch the
+//! destination's free memory is read. What was busy is tried once more at the
+//! end; what was refused is remembered and left alone for longer each time.
+//!
+//! **Properties.** Never more bytes, time or bytes per second than the limits,
+//! give or take one batch. Every page asked for and found is counted exactly
+//! once. Nothing that happens to a page or a process is an error.
+
+mod batch;
+mod refused;
+
+use std::collections::HashSet;
+use std::io;
+use std::time::{Duration, Instant};
+
+use self::batch::{Fate, Item, Pace};
+use self::refused::Refused;
+use super::clock::thread_cpu_time;
+use super::locate::Locator;
+use super::residency;
+use super::root::Root;
+use crate::ports::{MoveLimits, PageMover, PortError};
+use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
+use crate::units::{Bytes, Nanos, NodeId, Pid};
+
+/// Bytes of moves that are looked up and carried out together.
+const GROUP_BYTES: Bytes = Bytes::from_mib(16);
+/// Pages of a folio from which on it counts as huge: its copy dominates.
+const HUGE_PAGES: u64 = 64;
+
+/// The kernel's page mover.
+#[derive(Debug)]
+pub struct SysMover {
+    root: Root,
+    locator: Locator,
+    refused: Refused,
+    small: Pace,
+    huge: Pace,
+    cpu: Nanos,
+}
+
+/// One call of [`PageMover::apply`] under way.
+struct Turn {
+    start: Instant,
+    limits: MoveLimits,
+    moved: Bytes,
+    /// Destinations that are full, and pairs that the kernel forbids.
+    full: HashSet<NodeId>,
+    forbidden: HashSet<(Pid, NodeId)>,
+    gone: HashSet<Pid>,
+    longest: Duration,
+    counts: Vec<PageCounts>,
+    busy: Vec<(Pid, NodeId, Item)>,
+}
+
+impl Turn {
+    /// Whether a limit says to stop.
+    fn is_over(&self) -> bool {
+        Nanos::from(self.start.elapsed()) >= self.limits.time || self.moved >= self.limits.bytes
+    }
+}
+
+impl SysMover {
+    /// A mover that has moved nothing yet.
+    pub fn new(root: &Root) -> Self {
+        Self {
+            root: root.clone(),
+            locator: Locator::new(root),
+            refused: Refused::default(),
+            small: Pace::small(),
+            huge: Pace::huge(),
+            cpu: Nanos::ZERO,
+        }
+    }
+
+    /// Looks up what a group's moves are about; each item knows its move.
+    fn find(&mut self, moves: &[Move], group: &[usize]) -> io::Result<Vec<Item>> {
+        let mut items = Vec::new();
+        let mut found = Vec::new();
+        for &index in group {
+            let asked = &moves[index];
+            found.clear();
+            self.locator.folios_on(
+                asked.pid,
+                asked.range,
+                asked.from,
+                asked.limit.pages(),
+                &mut found,
+            )?;
+            items.extend(
+                found
+                    .iter()
+                    .filter(|f| !self.refused.rests(asked.pid, f.addr))
+                    .map(|f| Item {
+                        index,
+                        addr: f.addr,
+                        pages: f.pages,
+                    }),
+            );
+        }
+        Ok(items)
+    }
+
+    /// Carries out one group: the same process, source and destination.
+    fn carry_out(&mut self, pid: Pid, to: NodeId, items: Vec<Item>, turn: &mut Turn) {
+        let (huge, small): (Vec<Item>, Vec<Item>) =
+            items.into_iter().partition(|i| i.pages >= HUGE_PAGES);
+        for (items, is_huge) in [(small, false), (huge, true)] {
+            let mut rest = items.as_slice();
+            while !rest.is_empty() {
+                let pace = if is_huge { &self.huge } else { &self.small };
+                let size = pace.batch(turn.limits.call_time) * turn.limits.threads;
+                let (batch, after) = rest.split_at(size.min(rest.len()));
+                if !self.may_go(pid, to, batch, turn) {
+                    break;
+                }
+                self.carry_out_batch(pid, to, batch, is_huge, turn);
+                rest = after;
+            }
+            let fate = if turn.gone.contains(&pid) {
+                Fate::Absent
+            } else if turn.forbidden.contains(&(pid, to)) {
+                Fate::Refused
+            } else {
+                Fate::Deferred
+            };
+            for item in rest {
+                fate.count(item.pages, &mut turn.counts[item.index]);
+            }
+        }
+    }
+
+    /// Whether a batch may be tried now.
+    fn may_go(&self, pid: Pid, to: NodeId, batch: &[Item], turn: &mut Turn) -> bool {
+        if turn.is_over()
+            || turn.gone.contains(&pid)
+            || turn.forbidden.contains(&(pid, to))
+            || turn.full.contains(&to)
+        {
+            return false;
+        }
+        let bytes: Bytes = batch.iter().map(|i| Bytes::from_pages(i.pages)).sum();
+        let room = residency::usage(&self.root)
+            .ok()
+            .and_then(|nodes| nodes.into_iter().find(|u| u.node == to))
+            .map(|u| u.free.saturating_sub(u.reserve));
+        // A node that cannot be read is left to the kernel's own answer.
+        if room.is_some_and(|room| room < bytes) {
+            turn.full.insert(to);
+            return false;
+        }
+        true
+    }
+
+    fn carry_out_batch(
+        &mut self,
+        pid: Pid,
+        to: NodeId,
+        batch: &[Item],
+        is_huge: bool,
+        turn: &mut Turn,
+    ) {
+        let done = batch::run(pid, to, batch, turn.limits.threads);
+        self.cpu += done.workers_cpu;
+        turn.longest = turn.longest.max(done.elapsed);
+        let pace = if is_huge {
+            &mut self.huge
+        } else {
+            &mut self.small
+        };
+        // Each thread's call had its part of the batch.
+        pace.learn(batch.len().div_ceil(turn.limits.threads), done.elapsed);
+        for (item, fate) in batch.iter().zip(&done.fates) {
+            fate.count(item.pages, &mut turn.counts[item.index]);
+            match fate {
+                Fate::Moved => {
+                    turn.moved += Bytes::from_pages(item.pages);
+                    self.refused.forget(pid, item.addr);
+                }
+                Fate::Busy => turn.busy.push((pid, to, *item)),
+                Fate::NoRoom => {
+                    turn.full.insert(to);
+                }
+                Fate::Refused => self.refused.remember(pid, item.addr),
+                Fate::Absent | Fate::Deferred => {}
+            }
+        }
+        if done.gone {
+            turn.gone.insert(pid);
+        }
+        if done.forbidden {
+            turn.forbidden.insert((pid, to));
+        }
+        pace_to_rate(turn);
+    }
+
+    /// What was busy once more, now that some time has passed.
+    fn retry(&mut self, turn: &mut Turn) {
+        let busy = std::mem::take(&mut turn.busy);
+        for (pid, to, item) in busy {
+            if turn.is_over() {
+                break;
+            }
+            let done = batch::run(pid, to, &[item], 1);
+            turn.longest = turn.longest.max(done.elapsed);
+            if done.fates == [Fate::Moved] {
+                let counts = &mut turn.counts[item.index];
+                counts.busy = counts.busy.saturating_sub(item.pages);
+                counts.moved += item.pages;
+                turn.moved += Bytes::from_pages(item.pages);
+            } else {
+                // Pinned for long, it seems.
+                self.refused.remember(pid, item.addr);
+            }
+        }
+    }
+}
+
+impl PageMover for SysMover {
+    fn apply(&mut self, moves: &[Move], limits: MoveLimits) -> Result<MoveOutcome, PortError> {
+        let cpu = thread_cpu_time();
+        self.refused.next_turn();
+        let mut turn = Turn {
+            start: Instant::now(),
+            limits,
+            moved: Bytes::ZERO,
+            full: HashSet::new(),
+            forbidden: HashSet::new(),
+            gone: HashSet::new(),
+            longest: Duration::ZERO,
+            counts: vec![PageCounts::default(); moves.len()],
+            busy: Vec::new(),
+        };
+        for group in groups(moves) {
+            let first = &moves[group[0]];
+            let items = if turn.is_over() {
+                None
+            } else {
+                self.find(moves, &group)
+                    .inspect_err(|e| {
+                        tracing::warn!(pid = %first.pid, error = %e, "cannot see where its pages are: they stay");
+                    })
+                    .ok()
+            };
+            match items {
+                Some(items) => self.carry_out(first.pid, first.to, items, &mut turn),
+                None => {
+                    for index in group {
+                        turn.counts[index].deferred += moves[index].limit.pages();
+                    }
+                }
+            }
+        }
+        self.retry(&mut turn);
+        self.cpu += thread_cpu_time().saturating_sub(cpu);
+        Ok(MoveOutcome {
+            results: moves
+                .iter()
+                .zip(turn.counts)
+                .map(|(asked, pages)| MoveResult {
+                    asked: asked.clone(),
+                    pages,
+                })
+                .collect(),
+            elapsed: turn.start.elapsed().into(),
+            longest_call: turn.longest.into(),
+        })
+    }
+
+    fn cpu_time(&self) -> Nanos {
+        self.cpu
+    }
+}
+
+/// Waits until what was moved is within the rate, or the turn is over.
+fn pace_to_rate(turn: &Turn) {
+    let rate = turn.limits.rate.0.max(1);
+    let due = Nanos::from_secs_f64(turn.moved.as_f64() / rate as f64);
+    let now = Nanos::from(turn.start.elapsed());
+    let wait = due.min(turn.limits.time).saturating_sub(now);
+    if wait > Nanos::ZERO {
+        std::thread::sleep(wait.into());
+    }
+}
+
+/// Indices of moves to carry out together: one direction, process, source and
+/// destination; in the order of the first of each, at most [`GROUP_BYTES`].
+fn groups(moves: &[Move]) -> Vec<Vec<usize>> {
+    let mut groups: Vec<(Bytes, Vec<usize>)> = Vec::new();
+    // Groups that may still grow, by key.
+    let mut open: std::collections::HashMap<_, usize> = std::collections::HashMap::new();
+    for (index, m) in moves.iter().enumerate() {
+        let key = (m.direction, m.pid, m.from, m.to);
+        match open.get(&key).map(|&at| &mut groups[at]) {
+            Some((bytes, group)) if *bytes < GROUP_BYTES => {
+                *bytes += m.limit;
+                group.push(index);
+            }
+            _ => {
+                open.insert(key, groups.len());
+                groups.push((m.limit, vec![index]));
+            }
+        }
+    }
+    // Demotions first: they make the room.
+    groups.sort_by_key(|(_, group)| moves[group[0]].direction);
+    groups.into_iter().map(|(_, group)| group).collect()
+}
+
+#[cfg(test)]
+mod tests;

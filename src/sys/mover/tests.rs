@@ -1,0 +1,52 @@
+use super::*;
+use crate::tiering::observation::TargetId;
+use crate::tiering::plan::{Direction, Reason};
+use crate::units::{Bandwidth, PageRange, VirtAddr};
+
+fn asked(pid: i32, mib: u64, from: u32, to: u32, direction: Direction) -> Move {
+    let start = VirtAddr(mib << 20);
+    Move {
+        target: TargetId(0),
+        pid: Pid(pid),
+        range: PageRange::new(start, VirtAddr((mib + 8) << 20)).unwrap(),
+        from: NodeId(from),
+        to: NodeId(to),
+        limit: Bytes::from_mib(8),
+        direction,
+        reason: Reason::Hot,
+    }
+}
+
+#[test]
+fn moves_are_grouped_and_demotions_come_first() {
+    use Direction::{Demotion, Promotion};
+    let moves = [
+        asked(1, 0, 3, 0, Promotion),
+        asked(1, 8, 2, 0, Promotion),
+        asked(1, 16, 3, 0, Promotion),
+        asked(1, 24, 0, 1, Demotion),
+        // The first group has its 16 MiB.
+        asked(1, 32, 3, 0, Promotion),
+        asked(2, 40, 3, 0, Promotion),
+    ];
+    assert_eq!(
+        groups(&moves),
+        [vec![3], vec![0, 2], vec![1], vec![4], vec![5]]
+    );
+}
+
+#[test]
+fn a_process_that_is_gone_is_no_error() {
+    // Above every pid_max.
+    let moves = [asked(0x7fff_fff0, 0, 3, 0, Direction::Promotion)];
+    let limits = MoveLimits {
+        time: Nanos::from_secs(1),
+        rate: Bandwidth(u64::MAX),
+        bytes: Bytes(u64::MAX),
+        call_time: Nanos::from_millis(20),
+        threads: 1,
+    };
+    let outcome = SysMover::new(&Root::host()).apply(&moves, limits).unwrap();
+    assert_eq!(outcome.results[0].pages, PageCounts::default());
+    assert_eq!(outcome.results[0].asked, moves[0]);
+}
