@@ -75,7 +75,7 @@ pub(super) fn memory(root: &Root, node: NodeId) -> Result<(Bytes, Bytes), PortEr
             detail: format!("no line {key}"),
         })
     };
-    Ok((field("MemTotal:")?, field("MemFree:")?))
+    Ok((field("MemTotal")?, field("MemFree")?))
 }
 
 /// The high watermarks of a node's zones: below them the kernel reclaims.
