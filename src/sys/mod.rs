@@ -9,4 +9,5 @@ pub mod residency;
 pub mod root;
 pub mod sampler;
 pub mod targets;
+mod text;
 pub mod topology;
