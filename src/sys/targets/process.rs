@@ -1,0 +1,271 @@
+//! One process as `/proc/PID` shows it.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek};
+use std::os::fd::OwnedFd;
+
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
+
+use crate::sys::root::Root;
+use crate::sys::text;
+use crate::units::{Nanos, NodeId, Pid};
+
+/// `PF_KTHREAD` of include/linux/sched.h.
+const PF_KTHREAD: u64 = 0x0020_0000;
+/// `USER_HZ`: the unit of the times in `/proc/PID/stat`, 100 on every
+/// architecture that we run on.
+const NANOS_PER_TICK: u64 = 1_000_000_000 / 100;
+
+/// What `/proc/PID/stat` (or a thread's) tells in one read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stat {
+    pub(super) comm: String,
+    pub(super) state: u8,
+    pub(super) parent: Pid,
+    pub(super) kernel_thread: bool,
+    /// User and system time, in whole ticks.
+    pub(super) ticks: Nanos,
+    /// Ticks after boot at which it began: with the pid, its identity.
+    pub(super) start_time: u64,
+    /// The CPU that it ran on last.
+    pub(super) processor: u32,
+}
+
+impl Stat {
+    /// The fields are those of proc(5). The name may hold blanks and brackets,
+    /// so that it ends at the last bracket.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let open = text.find('(')?;
+        let close = text.rfind(')')?;
+        let comm = text.get(open + 1..close)?.to_owned();
+        let fields: Vec<&str> = text.get(close + 1..)?.split_ascii_whitespace().collect();
+        // Field 3 of proc(5), the state, is the first here.
+        let number = |field: usize| -> Option<u64> { fields.get(field - 3)?.parse().ok() };
+        Some(Self {
+            comm,
+            state: *fields.first()?.as_bytes().first()?,
+            parent: Pid(fields.get(1)?.parse().ok()?),
+            kernel_thread: number(9)? & PF_KTHREAD != 0,
+            ticks: Nanos((number(14)? + number(15)?).saturating_mul(NANOS_PER_TICK)),
+            start_time: number(22)?,
+            processor: u32::try_from(number(39)?).ok()?,
+        })
+    }
+
+    /// Of a process; `None` when there is none.
+    pub(super) fn of(root: &Root, pid: Pid) -> Option<Self> {
+        Self::read(root, &format!("{pid}/stat"))
+    }
+
+    /// Of a thread; `None` when there is none.
+    pub(super) fn of_thread(root: &Root, pid: Pid, tid: i32) -> Option<Self> {
+        Self::read(root, &format!("{pid}/task/{tid}/stat"))
+    }
+
+    fn read(root: &Root, path: &str) -> Option<Self> {
+        let bytes = fs::read(root.proc(path)).ok()?;
+        Self::parse(&String::from_utf8_lossy(&bytes))
+    }
+
+    /// Ended, and only its entry is left.
+    pub(super) fn is_dead(&self) -> bool {
+        matches!(self.state, b'Z' | b'X')
+    }
+}
+
+/// What `/proc/PID/status` tells that `stat` does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Status {
+    /// The process that this thread belongs to.
+    pub(super) process: Option<Pid>,
+    /// Nodes that its cpuset allows.
+    pub(super) mems_allowed: Option<Vec<NodeId>>,
+    /// How much of its memory is locked, in KiB.
+    pub(super) locked_kib: u64,
+}
+
+impl Status {
+    pub(super) fn parse(text: &str) -> Self {
+        let mut status = Self::default();
+        for line in text.lines() {
+            let Some((key, value)) = line.split_once(':') else {
+                continue;
+            };
+            match key {
+                "Tgid" => status.process = value.trim().parse().ok().map(Pid),
+                "Mems_allowed_list" => {
+                    status.mems_allowed =
+                        text::parse_list(value).map(|l| l.into_iter().map(NodeId).collect());
+                }
+                "VmLck" => {
+                    let kib = value.trim().trim_end_matches("kB").trim();
+                    status.locked_kib = kib.parse().unwrap_or(0);
+                }
+                _ => {}
+            }
+        }
+        status
+    }
+
+    pub(super) fn of(root: &Root, pid: Pid) -> Option<Self> {
+        let bytes = fs::read(root.proc(format!("{pid}/status"))).ok()?;
+        Some(Self::parse(&String::from_utf8_lossy(&bytes)))
+    }
+}
+
+/// Arguments joined by blanks, as bytes.
+pub(super) fn command_line(root: &Root, pid: Pid) -> Vec<u8> {
+    let mut bytes = fs::read(root.proc(format!("{pid}/cmdline"))).unwrap_or_default();
+    while bytes.last() == Some(&0) {
+        bytes.pop();
+    }
+    for byte in &mut bytes {
+        if *byte == 0 {
+            *byte = b' ';
+        }
+    }
+    bytes
+}
+
+/// Every process's number, ascending.
+pub(super) fn all(root: &Root) -> io::Result<Vec<Pid>> {
+    let mut pids: Vec<Pid> = fs::read_dir(root.proc(""))?
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok().map(Pid))
+        .collect();
+    pids.sort_unstable();
+    Ok(pids)
+}
+
+/// A hold on one process that no other can be mistaken for.
+#[derive(Debug)]
+pub(super) struct Handle {
+    /// `None` below a root that is not the host's.
+    pidfd: Option<OwnedFd>,
+    /// Stays with the address space that it was opened on: after an exec it
+    /// reads nothing.
+    maps: File,
+}
+
+impl Handle {
+    pub(super) fn open(root: &Root, pid: Pid) -> io::Result<Self> {
+        let pidfd = if *root == Root::host() {
+            let pid = rustix::process::Pid::from_raw(pid.0).ok_or(io::ErrorKind::NotFound)?;
+            Some(pidfd_open(pid, PidfdFlags::empty())?)
+        } else {
+            None
+        };
+        let maps = File::open(root.proc(format!("{pid}/maps")))?;
+        Ok(Self { pidfd, maps })
+    }
+
+    /// Whether the process, all its threads, has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        let Some(pidfd) = &self.pidfd else {
+            return false;
+        };
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // An error would be ours (EINTR); the next epoch asks again.
+        poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Its mappings as text, into a buffer that is used again. Empty when the
+    /// address space is gone: it has ended, or runs another program.
+    pub(super) fn read_maps(&mut self, into: &mut Vec<u8>) -> io::Result<()> {
+        into.clear();
+        self.maps.rewind()?;
+        match self.maps.read_to_end(into) {
+            Ok(_) => Ok(()),
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {
+                into.clear();
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// CPU time of all threads, ended ones included, since the process began.
+///
+/// The process's own CPU clock counts nanoseconds and needs no permission;
+/// `stat` counts ticks of 10 ms, which is all that a recorded `/proc` has.
+pub(super) fn cpu_time(root: &Root, pid: Pid, stat: &Stat) -> Nanos {
+    if *root != Root::host() {
+        return stat.ticks;
+    }
+    clock_getcpuclockid(nix::unistd::Pid::from_raw(pid.0))
+        .and_then(clock_gettime)
+        .map_or(stat.ticks, |time| {
+            Nanos::from(std::time::Duration::from(time))
+        })
+}
+
+/// CPU time of one thread: from `schedstat` in nanoseconds, else in ticks.
+pub(super) fn thread_time(root: &Root, pid: Pid, tid: i32, stat: &Stat) -> Nanos {
+    fs::read_to_string(root.proc(format!("{pid}/task/{tid}/schedstat")))
+        .ok()
+        .and_then(|text| text.split_ascii_whitespace().next()?.parse().ok())
+        .map_or(stat.ticks, Nanos)
+}
+
+/// The threads of a process.
+pub(super) fn threads(root: &Root, pid: Pid) -> Vec<i32> {
+    fs::read_dir(root.proc(format!("{pid}/task")))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_and_blanks_is_no_trouble() {
+        let text = "2590 (a) R (b) S 85 0 0 0 -1 4194304 56 0 0 0 3 4 0 0 20 0 1 0 8622 3080192 304 \
+                    18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 5 0 0 0 0 0 0 0 0 0 0 0 0 0";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!(stat.comm, "a) R (b");
+        assert_eq!(stat.state, b'S');
+        assert_eq!(stat.parent, Pid(85));
+        assert_eq!(stat.ticks, Nanos(70_000_000));
+        assert_eq!(stat.start_time, 8622);
+        assert_eq!(stat.processor, 5);
+        assert!(!stat.kernel_thread);
+        assert!(Stat::parse("12 (x) R").is_none());
+    }
+
+    #[test]
+    fn status_tells_nodes_and_locked_memory() {
+        let status =
+            Status::parse("Name:\tx\nTgid:\t12\nVmLck:\t       8 kB\nMems_allowed_list:\t0,2-3\n");
+        assert_eq!(status.process, Some(Pid(12)));
+        assert_eq!(status.locked_kib, 8);
+        assert_eq!(
+            status.mems_allowed,
+            Some(vec![NodeId(0), NodeId(2), NodeId(3)])
+        );
+        assert_eq!(Status::parse("VmLck:\t       0 kB\n").locked_kib, 0);
+    }
+
+    #[test]
+    fn our_own_cpu_clock_is_finer_than_a_tick() {
+        let root = Root::host();
+        let pid = Pid(i32::try_from(std::process::id()).unwrap());
+        let stat = Stat::of(&root, pid).unwrap();
+        let first = cpu_time(&root, pid, &stat);
+        let mut now = first;
+        while now == first {
+            now = cpu_time(&root, pid, &stat);
+        }
+        assert!(now.saturating_sub(first) < Nanos::from_millis(10));
+    }
+}
