@@ -4,6 +4,7 @@
 
 pub mod clock;
 pub mod move_pages;
+pub mod pagemap;
 pub mod probe;
 pub mod residency;
 pub mod root;
