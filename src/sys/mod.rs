@@ -3,7 +3,10 @@
 #![allow(unsafe_code)]
 
 pub mod clock;
+pub mod kpageflags;
 pub mod move_pages;
+mod own_pages;
+pub mod page_idle;
 pub mod pagemap;
 pub mod probe;
 pub mod residency;
