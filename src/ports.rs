@@ -208,6 +208,10 @@ pub trait AccessSampler {
     }
     /// Undoes every kernel setting that it made.
     fn release(&mut self) {}
+    /// What its verdicts can and cannot tell, in one honest line.
+    fn resolution(&self) -> String {
+        String::new()
+    }
 }
 
 /// Tells where pages are.

@@ -1,0 +1,110 @@
+//! A few pages of our own, to try kernel features on.
+
+use std::io;
+use std::ptr::{self, NonNull};
+
+use super::pagemap::{Entry, Pagemap, Pfn};
+use super::root::Root;
+use crate::units::{PAGE_BYTES, PageRange, Pid, VirtAddr};
+
+/// Private anonymous pages of 4 KiB, all present; unmapped on drop.
+#[derive(Debug)]
+pub(super) struct OwnPages {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+impl OwnPages {
+    /// `count` pages, each written to.
+    pub(super) fn new(count: usize) -> io::Result<Self> {
+        let bytes = count * page_bytes();
+        // SAFETY: a new private mapping at an address of the kernel's choice
+        // touches no memory that anybody uses.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(io::Error::last_os_error)?;
+        let own = Self { base, bytes };
+        // SAFETY: the mapping is `bytes` long and ours. The advice only keeps
+        // it in small pages; it fails where the kernel has no huge ones.
+        unsafe { libc::madvise(own.base.as_ptr().cast(), bytes, libc::MADV_NOHUGEPAGE) };
+        for index in 0..count {
+            own.touch(index);
+        }
+        Ok(own)
+    }
+
+    /// Their addresses.
+    pub(super) fn range(&self) -> Option<PageRange> {
+        let start = VirtAddr(self.base.as_ptr().addr() as u64);
+        PageRange::new(start, VirtAddr(start.0 + self.bytes as u64))
+    }
+
+    /// The address of one of them.
+    pub(super) fn address(&self, index: usize) -> *mut libc::c_void {
+        assert!(index * page_bytes() < self.bytes);
+        // SAFETY: within the mapping, as just checked.
+        unsafe { self.base.as_ptr().add(index * page_bytes()).cast() }
+    }
+
+    /// Writes to one of them.
+    pub(super) fn touch(&self, index: usize) {
+        // SAFETY: a writable byte of our own mapping, which nothing else uses;
+        // volatile so that it is not left out.
+        unsafe { self.address(index).cast::<u8>().write_volatile(1) };
+    }
+
+    /// Writes to one of them after its translation has left the TLB, so that
+    /// the processor sets the accessed bit anew.
+    pub(super) fn protect_and_touch(&self, index: usize) -> io::Result<()> {
+        for protection in [libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE] {
+            // SAFETY: a whole page of our own mapping, to which no reference exists.
+            let rc = unsafe { libc::mprotect(self.address(index), page_bytes(), protection) };
+            if rc != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        self.touch(index);
+        Ok(())
+    }
+
+    /// What the kernel's page map says of each.
+    pub(super) fn entries(&self, root: &Root) -> io::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        if let Some(range) = self.range() {
+            Pagemap::open(root, own_pid())?.read(range, &mut entries)?;
+        }
+        Ok(entries)
+    }
+
+    /// The frame of each, where the kernel tells.
+    pub(super) fn frames(&self, root: &Root) -> io::Result<Vec<Option<Pfn>>> {
+        Ok(self.entries(root)?.iter().map(|e| e.pfn()).collect())
+    }
+}
+
+impl Drop for OwnPages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nothing refers to it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// This process.
+pub(super) fn own_pid() -> Pid {
+    Pid(i32::try_from(std::process::id()).unwrap_or(0))
+}
+
+fn page_bytes() -> usize {
+    usize::try_from(PAGE_BYTES).unwrap_or(4096)
+}

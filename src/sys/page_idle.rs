@@ -1,0 +1,614 @@
+//! Accessed pages by idle-page tracking: `/sys/kernel/mm/page_idle/bitmap`
+//! (`Documentation/admin-guide/mm/idle_page_tracking.rst`).
+//!
+//! **Unit.** One sample, a page of 4 KiB, per scan. What is seen is its folio,
+//! since the processor's accessed bits of a folio are folded into one mark.
+//!
+//! **Problem.** The bitmap is indexed by page frame, knows heads of folios on
+//! the LRU lists only, and reads 0 alike for "accessed" and "not a page that I
+//! follow". Frames change owner behind our back.
+//!
+//! **Approach.** *Arm*: page maps give each sample's frame, page flags its
+//! folio; the marks are set in the order of frames, adjacent words of 64 in one
+//! call, and read back at once. *Collect*: read the marks, then the page maps again.
+//!
+//! ```text
+//! mark did not read back as set after arming, twice tried   unknown
+//! frame changed, gone, swapped; folio split                 unknown
+//! mark still set                                            idle
+//! bitmap says 0, the page's flags still have the mark       unknown (left the LRU)
+//! otherwise                                                 accessed
+//! ```
+//!
+//! **Properties.** Only marks of samples are ever set (a write ORs). One
+//! `pread` of a page map serves all samples that lie near each other. No
+//! allocation after the first scan of a sample set. A target that vanished
+//! gives unknown. What remains when we end are marks on idle pages, which
+//! change nothing for anybody but another user of the bitmap.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::kpageflags::{Folio, KpageFlags};
+use super::own_pages::OwnPages;
+use super::pagemap::{self, Entry, Pagemap, Pfn, PfnNodes};
+use super::root::Root;
+use crate::ports::{AccessSampler, PortError, SamplerKind};
+use crate::tiering::observation::{AccessSet, Sample, Seen, TargetId};
+use crate::units::{Nanos, Pid};
+
+/// Frames per word of the bitmap.
+const WORD_FRAMES: u64 = 64;
+/// Words per call: sysfs passes one page at most.
+const CALL_WORDS: usize = 512;
+/// How often a mark that did not stick is set again. A page that is touched
+/// between the two system calls loses its mark at once; a second time running
+/// that means more touches per microsecond than a page can get through a TLB miss.
+const RETRIES: usize = 2;
+/// Entries of a page map between two samples that are read rather than
+/// skipped: 16 cost about as much as another call (27-60 ns each).
+const MAX_GAP: u64 = 16;
+/// Entries read by one call at most: 64 KiB of buffer.
+const MAX_SPAN: u64 = 8192;
+/// Scans after which the map of frames to nodes is read again, in case memory
+/// was added.
+const NODE_MAP_SCANS: u32 = 256;
+
+/// Pages of our own that [`try_own_page`] tries: twice what the kernel's
+/// batches per CPU hold (31).
+const OWN_PAGES: usize = 64;
+
+const BITMAP: &str = "kernel/mm/page_idle/bitmap";
+
+/// The bitmap, held open.
+#[derive(Debug)]
+pub(super) struct Bitmap {
+    file: File,
+}
+
+impl Bitmap {
+    pub(super) fn open(root: &Root) -> io::Result<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(root.sys(BITMAP))?;
+        Ok(Self { file })
+    }
+
+    /// Reads words from `first` on, at most [`CALL_WORDS`]; those past the last
+    /// frame read as 0.
+    fn read(&self, first: u64, words: &mut [u64]) -> io::Result<()> {
+        let mut bytes = [0; CALL_WORDS * 8];
+        let bytes = &mut bytes[..words.len() * 8];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match self
+                .file
+                .read_at(&mut bytes[filled..], first * 8 + filled as u64)
+            {
+                Ok(0) => break,
+                Ok(n) => filled += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        for (word, chunk) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *word = u64::from_ne_bytes(*chunk);
+        }
+        Ok(())
+    }
+
+    /// Sets the marks in `words`, at most [`CALL_WORDS`], from `first` on.
+    /// Frames that do not exist are passed over.
+    fn write(&self, first: u64, words: &[u64]) -> io::Result<()> {
+        let mut bytes = [0; CALL_WORDS * 8];
+        let bytes = &mut bytes[..words.len() * 8];
+        for (chunk, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *chunk = word.to_ne_bytes();
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.file.write_at(&bytes[done..], first * 8 + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENXIO) => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the mark of one folio's head and tells whether it can be read back.
+    pub(super) fn mark(&self, head: Pfn) -> io::Result<bool> {
+        for _ in 0..=RETRIES {
+            let mask = 1 << (head.0 % WORD_FRAMES);
+            self.write(head.0 / WORD_FRAMES, &[mask])?;
+            if self.is_marked(head)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether a head's mark is set and its page not touched since.
+    pub(super) fn is_marked(&self, head: Pfn) -> io::Result<bool> {
+        let mut word = [0];
+        self.read(head.0 / WORD_FRAMES, &mut word)?;
+        Ok(word[0] >> (head.0 % WORD_FRAMES) & 1 == 1)
+    }
+}
+
+/// One word of the bitmap that holds samples.
+#[derive(Clone, Copy, Debug)]
+struct Word {
+    index: u64,
+    /// The heads of samples.
+    wanted: u64,
+    /// Of these, those whose marks read back as set.
+    armed: u64,
+    /// Of these, those still set at the end.
+    idle: u64,
+}
+
+/// A sample's page.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    /// Its frame; `None` where it has none, or its folio could not be told.
+    pfn: Option<Pfn>,
+    head: Pfn0,
+    order: u8,
+    /// Its place in `words`.
+    word: u32,
+}
+
+/// A frame number with a default, for slots without a page.
+type Pfn0 = u64;
+
+impl Slot {
+    fn folio(self) -> Folio {
+        Folio {
+            head: Pfn(self.head),
+            order: self.order,
+        }
+    }
+
+    fn mask(self) -> u64 {
+        1 << (self.head % WORD_FRAMES)
+    }
+
+    fn is_tail(self) -> bool {
+        self.pfn.is_some_and(|pfn| pfn.0 != self.head)
+    }
+}
+
+/// A target's page map.
+#[derive(Debug)]
+struct Map {
+    pid: Pid,
+    /// `None`: could not be opened, or its address space is gone.
+    open: Option<Pagemap>,
+    used: bool,
+}
+
+/// Idle-page tracking as a sampler.
+#[derive(Debug)]
+pub struct IdleSampler {
+    root: Root,
+    bitmap: Bitmap,
+    flags: KpageFlags,
+    nodes: PfnNodes,
+    scans_to_node_map: u32,
+    maps: BTreeMap<TargetId, Map>,
+    samples: Vec<Sample>,
+    slots: Vec<Slot>,
+    words: Vec<Word>,
+    /// Indices of slots in the order of their heads.
+    order: Vec<u32>,
+    entries: Vec<Entry>,
+    /// The frame of each sample as read last.
+    frames: Vec<Option<Pfn>>,
+    buffer: Vec<u64>,
+}
+
+impl IdleSampler {
+    /// Opens the bitmap and the page flags below `root`. Whether they work is
+    /// for [`try_own_page`] to say.
+    ///
+    /// # Errors
+    /// `Missing` without `CONFIG_IDLE_PAGE_TRACKING`, `Forbidden` without root.
+    pub fn open(root: &Root) -> Result<Self, PortError> {
+        let bitmap = Bitmap::open(root).map_err(|e| explain(root, BITMAP, e))?;
+        let flags = KpageFlags::open(root).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => PortError::Missing {
+                what: root.proc("kpageflags").display().to_string(),
+                remedy: "use a kernel with CONFIG_PROC_PAGE_MONITOR=y".into(),
+            },
+            _ => forbidden_or_failed(root.proc("kpageflags").display().to_string(), e),
+        })?;
+        Ok(Self {
+            root: root.clone(),
+            bitmap,
+            flags,
+            nodes: PfnNodes::default(),
+            scans_to_node_map: 0,
+            maps: BTreeMap::new(),
+            samples: Vec::new(),
+            slots: Vec::new(),
+            words: Vec::new(),
+            order: Vec::new(),
+            entries: Vec::new(),
+            frames: Vec::new(),
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Takes the sample set over. Page maps of targets no longer in it are
+    /// closed, those that had ended are tried anew.
+    fn adopt(&mut self, samples: &[Sample]) {
+        self.samples.clear();
+        self.samples.extend_from_slice(samples);
+        self.slots.clear();
+        self.slots.resize(samples.len(), Slot::default());
+        for map in self.maps.values_mut() {
+            map.used = false;
+        }
+        let mut last = None;
+        for sample in samples {
+            if last == Some(sample.target) {
+                continue;
+            }
+            last = Some(sample.target);
+            let map = self.maps.entry(sample.target).or_insert(Map {
+                pid: sample.pid,
+                open: None,
+                used: true,
+            });
+            map.used = true;
+            if map.open.is_none() || map.pid != sample.pid {
+                map.pid = sample.pid;
+                map.open = open_map(&self.root, sample.pid);
+            }
+        }
+        self.maps.retain(|_, map| map.used);
+    }
+
+    /// Reads the frames of all samples into `frames`.
+    fn locate(&mut self) -> Result<(), PortError> {
+        self.frames.clear();
+        self.frames.resize(self.samples.len(), None);
+        let mut begin = 0;
+        while begin < self.samples.len() {
+            let end = span_end(&self.samples, begin);
+            let span = &self.samples[begin..end];
+            let first = span[0].addr.page_index();
+            // Samples come sorted, so the last is the highest.
+            let pages = span[span.len() - 1].addr.page_index() - first + 1;
+            if let Some(map) = self.maps.get_mut(&span[0].target)
+                && let Some(open) = &map.open
+            {
+                self.entries.clear();
+                self.entries
+                    .resize(usize::try_from(pages).unwrap_or(0), Entry::default());
+                let count = open.read_into(first, &mut self.entries).map_err(|source| {
+                    PortError::Failed {
+                        what: format!("reading the page map of process {}", map.pid),
+                        source,
+                    }
+                })?;
+                if count == 0 {
+                    map.open = None;
+                }
+                for (frame, sample) in self.frames[begin..end].iter_mut().zip(span) {
+                    let at =
+                        usize::try_from(sample.addr.page_index() - first).unwrap_or(usize::MAX);
+                    *frame = self.entries[..count].get(at).and_then(|e| e.pfn());
+                }
+            }
+            begin = end;
+        }
+        Ok(())
+    }
+
+    /// Turns frames into slots; what was found in an earlier scan of the same
+    /// samples holds as long as the frame is the same.
+    fn resolve(&mut self) -> Result<(), PortError> {
+        for (slot, &frame) in self.slots.iter_mut().zip(&self.frames) {
+            if slot.pfn == frame {
+                continue;
+            }
+            *slot = Slot::default();
+            let Some(pfn) = frame else { continue };
+            let folio = self.flags.folio(pfn).map_err(|source| PortError::Failed {
+                what: format!("reading the flags of page frame {:#x}", pfn.0),
+                source,
+            })?;
+            if let Some(folio) = folio {
+                *slot = Slot {
+                    pfn: Some(pfn),
+                    head: folio.head.0,
+                    order: folio.order,
+                    word: 0,
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// Collects the words to write, in order.
+    fn gather(&mut self) {
+        let slots = &mut self.slots;
+        self.order.clear();
+        self.order.extend(
+            (0_u32..)
+                .zip(slots.iter())
+                .filter(|(_, slot)| slot.pfn.is_some())
+                .map(|(i, _)| i),
+        );
+        self.order.sort_unstable_by_key(|&i| slots[i as usize].head);
+        self.words.clear();
+        for &i in &self.order {
+            let slot = &mut slots[i as usize];
+            let index = slot.head / WORD_FRAMES;
+            if self.words.last().is_none_or(|word| word.index != index) {
+                self.words.push(Word {
+                    index,
+                    wanted: 0,
+                    armed: 0,
+                    idle: 0,
+                });
+            }
+            if let Some(word) = self.words.last_mut() {
+                word.wanted |= slot.mask();
+            }
+            slot.word = u32::try_from(self.words.len() - 1).unwrap_or(u32::MAX);
+        }
+    }
+
+    /// Sets the marks and reads them back, run by run.
+    fn mark(&mut self) -> io::Result<()> {
+        for run in runs_mut(&mut self.words) {
+            let first = run[0].index;
+            self.buffer.clear();
+            self.buffer.extend(run.iter().map(|word| word.wanted));
+            self.bitmap.write(first, &self.buffer)?;
+            self.bitmap.read(first, &mut self.buffer)?;
+            for (word, &read) in run.iter_mut().zip(&self.buffer) {
+                word.armed = word.wanted & read;
+                for _ in 0..RETRIES {
+                    let missing = word.wanted & !word.armed;
+                    if missing == 0 {
+                        break;
+                    }
+                    // This word alone, so that nothing comes in between.
+                    let mut again = [missing];
+                    self.bitmap.write(word.index, &again)?;
+                    self.bitmap.read(word.index, &mut again)?;
+                    word.armed |= missing & again[0];
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads which marks are left.
+    fn unmark(&mut self) -> io::Result<()> {
+        for run in runs_mut(&mut self.words) {
+            self.buffer.clear();
+            self.buffer.resize(run.len(), 0);
+            self.bitmap.read(run[0].index, &mut self.buffer)?;
+            for (word, &read) in run.iter_mut().zip(&self.buffer) {
+                word.idle = word.armed & read;
+            }
+        }
+        Ok(())
+    }
+
+    fn verdict(&self, slot: Slot, frame_now: Option<Pfn>) -> io::Result<Seen> {
+        let Some(word) = self.words.get(slot.word as usize) else {
+            return Ok(Seen::Unknown);
+        };
+        if slot.pfn.is_none() || slot.pfn != frame_now || word.armed & slot.mask() == 0 {
+            return Ok(Seen::Unknown);
+        }
+        if slot.is_tail() && !self.flags.is_still(slot.folio())? {
+            return Ok(Seen::Unknown);
+        }
+        if word.idle & slot.mask() != 0 {
+            return Ok(Seen::Idle);
+        }
+        // The mark itself can only be lost by an access; the bitmap also hides
+        // it while the page is off the LRU lists.
+        if self.flags.get(Pfn(slot.head))?.idle() {
+            return Ok(Seen::Unknown);
+        }
+        Ok(Seen::Accessed)
+    }
+
+    fn refresh_node_map(&mut self) {
+        if self.scans_to_node_map == 0 {
+            self.nodes = PfnNodes::read(&self.root);
+            self.scans_to_node_map = NODE_MAP_SCANS;
+        }
+        self.scans_to_node_map -= 1;
+    }
+
+    fn failed(&self, source: io::Error) -> PortError {
+        PortError::Failed {
+            what: self.root.sys(BITMAP).display().to_string(),
+            source,
+        }
+    }
+}
+
+impl AccessSampler for IdleSampler {
+    fn kind(&self) -> SamplerKind {
+        SamplerKind::Idle
+    }
+
+    fn arm(&mut self, samples: &[Sample], _window: Nanos) -> Result<(), PortError> {
+        debug_assert!(samples.is_sorted_by_key(|s| (s.target, s.addr)));
+        if self.samples != samples {
+            self.adopt(samples);
+        }
+        self.refresh_node_map();
+        self.locate()?;
+        self.resolve()?;
+        self.gather();
+        self.mark().map_err(|e| self.failed(e))
+    }
+
+    fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
+        self.unmark().map_err(|e| self.failed(e))?;
+        self.locate()?;
+        for index in 0..self.slots.len().min(seen.samples().len()) {
+            let slot = self.slots[index];
+            let verdict =
+                self.verdict(slot, self.frames[index])
+                    .map_err(|source| PortError::Failed {
+                        what: self.root.proc("kpageflags").display().to_string(),
+                        source,
+                    })?;
+            seen.record(index, verdict);
+            if verdict == Seen::Unknown {
+                // Its folio may have been split: look again at the next scan.
+                self.slots[index].pfn = None;
+            } else if let Some(pfn) = slot.pfn {
+                seen.place(index, slot.order, self.nodes.node(pfn));
+            }
+        }
+        seen.end_scan();
+        Ok(())
+    }
+
+    fn resolution(&self) -> String {
+        "per folio (4 KiB, or the huge page that holds the sample): touched since the scan began, \
+         as far as the processor had to walk its page table"
+            .into()
+    }
+}
+
+/// Tries idle tracking on a page of our own: set its mark, read it back, touch
+/// the page, see the mark gone. Returns what was seen, in one line.
+///
+/// # Errors
+/// As for [`IdleSampler::open`]; `Forbidden` also where page frames are hidden
+/// from us, `Failed` where the mark did not behave.
+pub fn try_own_page(root: &Root) -> Result<String, PortError> {
+    let what = || root.sys(BITMAP).display().to_string();
+    let sampler = IdleSampler::open(root)?;
+    let failed = |source| PortError::Failed {
+        what: what(),
+        source,
+    };
+    let own = OwnPages::new(OWN_PAGES).map_err(failed)?;
+    let frames = own.frames(root).map_err(failed)?;
+    if frames.iter().all(Option::is_none) {
+        return Err(PortError::Forbidden {
+            what: root.proc("self/pagemap").display().to_string(),
+            remedy: "page frames read as 0: run with CAP_SYS_ADMIN".into(),
+        });
+    }
+    // Fresh pages wait in a list of each CPU before they join the LRU: of a few
+    // dozen the first have joined.
+    let mut marked = 0;
+    let mut seen = 0;
+    for (index, frame) in frames.iter().enumerate() {
+        let Some(pfn) = *frame else { continue };
+        if !sampler.bitmap.mark(pfn).map_err(failed)? {
+            continue;
+        }
+        marked += 1;
+        // A call in between makes the processor walk the page table again
+        // where its TLB still held the page when the mark was set.
+        own.protect_and_touch(index).map_err(failed)?;
+        seen += usize::from(!sampler.bitmap.is_marked(pfn).map_err(failed)?);
+    }
+    if marked == 0 || seen < marked {
+        return Err(PortError::Failed {
+            what: what(),
+            source: io::Error::other(format!(
+                "of {} pages of our own, {marked} could be marked and {seen} were seen touched",
+                frames.len()
+            )),
+        });
+    }
+    Ok(format!(
+        "{marked} pages of our own marked, touched and seen touched"
+    ))
+}
+
+/// One past the last sample that one read of a page map serves together with
+/// the sample at `begin`.
+fn span_end(samples: &[Sample], begin: usize) -> usize {
+    let first = samples[begin];
+    let mut last = first.addr.page_index();
+    let mut end = begin + 1;
+    while let Some(next) = samples.get(end) {
+        let page = next.addr.page_index();
+        let near = page >= last
+            && page - last <= MAX_GAP
+            && page - first.addr.page_index() < MAX_SPAN
+            && next.target == first.target;
+        if !near {
+            break;
+        }
+        last = page;
+        end += 1;
+    }
+    end
+}
+
+/// Cuts words, sorted by index, into runs of adjacent ones that one call can take.
+fn runs_mut(words: &mut [Word]) -> impl Iterator<Item = &mut [Word]> {
+    let mut rest = words;
+    std::iter::from_fn(move || {
+        let words = std::mem::take(&mut rest);
+        if words.is_empty() {
+            return None;
+        }
+        let adjacent = words
+            .windows(2)
+            .take(CALL_WORDS - 1)
+            .take_while(|pair| pair[0].index + 1 == pair[1].index)
+            .count();
+        let (run, tail) = words.split_at_mut(adjacent + 1);
+        rest = tail;
+        Some(run)
+    })
+}
+
+fn open_map(root: &Root, pid: Pid) -> Option<Pagemap> {
+    match Pagemap::open(root, pid) {
+        Ok(map) => Some(map),
+        Err(e) => {
+            if !pagemap::is_gone(&e) {
+                tracing::warn!(%pid, error = %e, "cannot open the page map: nothing will be seen of this process");
+            }
+            None
+        }
+    }
+}
+
+fn explain(root: &Root, path: &str, error: io::Error) -> PortError {
+    let what = root.sys(path).display().to_string();
+    match error.kind() {
+        io::ErrorKind::NotFound => PortError::Missing {
+            what,
+            remedy: "use a kernel with CONFIG_IDLE_PAGE_TRACKING=y, or sampler = \"damon\"".into(),
+        },
+        _ => forbidden_or_failed(what, error),
+    }
+}
+
+fn forbidden_or_failed(what: String, source: io::Error) -> PortError {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => PortError::Forbidden {
+            what,
+            remedy: "run as root with CAP_SYS_ADMIN, outside of a container that hides it".into(),
+        },
+        _ => PortError::Failed { what, source },
+    }
+}
