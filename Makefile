@@ -92,6 +92,11 @@ install: $(HMKEEPER)
 		install -D -m 644 config/hmkeeper.toml $(DESTDIR)$(SYSCONFDIR)/hmkeeper/hmkeeper.toml; \
 	fi
 
+	@# The group of the control socket; a package's scripts do this for a DESTDIR.
+	if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ] && command -v systemd-sysusers >/dev/null; then \
+		systemd-sysusers $(SYSUSERSDIR)/hmkeeper.conf; \
+	fi
+
 $(HMKEEPER):
 	$(MAKE) --no-print-directory build
 
