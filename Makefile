@@ -1,0 +1,114 @@
+# hmkeeper: build, test, demonstrate, install. `make help` lists the targets.
+
+CARGO      ?= $(shell command -v cargo || echo $$HOME/.cargo/bin/cargo)
+PREFIX     ?= /usr/local
+BINDIR     ?= $(PREFIX)/bin
+SYSCONFDIR ?= /etc
+UNITDIR    ?= $(PREFIX)/lib/systemd/system
+SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
+DATADIR    ?= $(PREFIX)/share
+
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+HMKEEPER   := $(TARGET_DIR)/release/hmkeeper
+# No list of every crate where nobody watches it go by.
+QUIET      := $(if $(CI),--quiet)
+# Nodes that hold memory: "0" on an ordinary machine, "0-1" or "0,2" on others.
+TIERED     := $(findstring -,$(shell tr , - </sys/devices/system/node/has_memory 2>/dev/null))
+
+# The demo's guest and its arguments: make demo ARGS=--baseline
+DEMO_VM ?= --topology 4tier --timeout 300
+ARGS    ?=
+
+export CARGO
+
+.PHONY: all build demo test test-long check test-host test-vm setup install uninstall clean help
+
+all: build
+
+## build: the release binary, target/release/hmkeeper
+build:
+	$(CARGO) build --release --locked $(QUIET)
+
+## demo: set up, build, and show hot pages reach the fastest tier: on this
+##       machine if it has several memory nodes, else in a virtual machine
+ifneq ($(TIERED),)
+demo:
+	@scripts/setup
+	@$(MAKE) --no-print-directory build
+	$(HMKEEPER) demo $(ARGS)
+else
+demo:
+	@scripts/setup vm
+	@$(MAKE) --no-print-directory build
+	@echo "This machine has one memory node: the demo runs in a virtual machine with four."
+	tests/vm/vm-run $(DEMO_VM) -- $(HMKEEPER) demo $(ARGS)
+endif
+
+## test: set up, then every check and test, the virtual machine's in short form
+test:
+	@scripts/setup test vm
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory test-host
+	@$(MAKE) --no-print-directory test-vm
+
+## test-long: the same with the full figures
+test-long:
+	@scripts/setup test vm
+	@$(MAKE) --no-print-directory check
+	@HMKEEPER_LONG=1 $(MAKE) --no-print-directory test-host
+	@$(MAKE) --no-print-directory test-vm VM_ARGS=--long
+
+## check: format, lints and documentation, warnings denied
+check:
+	$(CARGO) fmt --check
+	shellcheck scripts/setup .ci/run tests/vm/vm-run tests/vm/guest-init tests/vm/build-kernel tests/vm/run-tests
+	$(CARGO) clippy --locked --all-targets $(QUIET) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items $(QUIET)
+
+## test-host: the tests that need no virtual machine
+test-host:
+	$(CARGO) test --locked --no-run $(QUIET)
+	$(CARGO) test --locked
+
+## test-vm: the tests that need one (VM_ARGS: --long, or names of tests)
+test-vm:
+	tests/vm/run-tests $(VM_ARGS)
+
+## setup: install what all of this needs (Debian 12 or later)
+setup:
+	@scripts/setup test vm
+
+## install: binary, unit, config (PREFIX, DESTDIR and the like are respected)
+install: $(HMKEEPER)
+	install -D -m 755 $(HMKEEPER) $(DESTDIR)$(BINDIR)/hmkeeper
+	install -d $(DESTDIR)$(UNITDIR)
+	sed 's|/usr/bin/|$(BINDIR)/|; s|/etc/hmkeeper/|$(SYSCONFDIR)/hmkeeper/|' systemd/hmkeeper.service \
+		>$(DESTDIR)$(UNITDIR)/hmkeeper.service
+	install -D -m 644 systemd/hmkeeper.sysusers $(DESTDIR)$(SYSUSERSDIR)/hmkeeper.conf
+	@# An operator's own config stays; ours goes beside it.
+	if [ -e $(DESTDIR)$(SYSCONFDIR)/hmkeeper/hmkeeper.toml ]; then \
+		install -m 644 config/hmkeeper.toml $(DESTDIR)$(SYSCONFDIR)/hmkeeper/hmkeeper.toml.dist; \
+	else \
+		install -D -m 644 config/hmkeeper.toml $(DESTDIR)$(SYSCONFDIR)/hmkeeper/hmkeeper.toml; \
+	fi
+
+	@# The group of the control socket; a package's scripts do this for a DESTDIR.
+	if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ] && command -v systemd-sysusers >/dev/null; then \
+		systemd-sysusers $(SYSUSERSDIR)/hmkeeper.conf; \
+	fi
+
+$(HMKEEPER):
+	$(MAKE) --no-print-directory build
+
+## uninstall: what install put there, except the config
+uninstall:
+	rm -f $(DESTDIR)$(BINDIR)/hmkeeper $(DESTDIR)$(UNITDIR)/hmkeeper.service \
+		$(DESTDIR)$(SYSUSERSDIR)/hmkeeper.conf
+
+## clean: everything built here (the guest's kernel stays in its cache)
+clean:
+	$(CARGO) clean
+
+## help: this list
+help:
+	@sed -n 's/^## \{0,1\}//p' Makefile
