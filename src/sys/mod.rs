@@ -4,7 +4,9 @@
 
 pub mod clock;
 pub mod move_pages;
+pub mod numa;
 pub mod probe;
+pub mod process;
 pub mod residency;
 pub mod root;
 pub mod sampler;
