@@ -1,0 +1,3 @@
+//! `hmkeeper demo`.
+pub mod size;
+pub mod workload;
