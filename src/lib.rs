@@ -1,6 +1,7 @@
 //! hmkeeper.
 #![deny(unsafe_code)]
 
+pub mod config;
 pub mod epoch;
 pub mod ports;
 pub mod sys;
