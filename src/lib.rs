@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod demo;
+pub mod config;
 pub mod epoch;
 pub mod ports;
 pub mod sim;
