@@ -1,8 +1,8 @@
 //! hmkeeper.
 #![deny(unsafe_code)]
 
-pub mod demo;
 pub mod config;
+pub mod demo;
 pub mod epoch;
 pub mod ports;
 pub mod sim;

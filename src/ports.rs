@@ -192,10 +192,6 @@ impl SamplerKind {
 pub trait AccessSampler {
     /// Which mechanism this is.
     fn kind(&self) -> SamplerKind;
-    /// How finely it can tell, in one honest line for `check` and `status`.
-    fn resolution(&self) -> String {
-        String::new()
-    }
     /// Forgets past accesses of these pages; sorted by target and address.
     /// `window` is how long it will be until [`collect`](Self::collect).
     fn arm(&mut self, samples: &[Sample], window: Nanos) -> Result<(), PortError>;
