@@ -211,10 +211,12 @@ impl Engine {
         let last = pairs.partition_point(|(s, _)| s.target <= target.id);
         let mine = &pairs[first..last];
 
-        // Of one that is new nothing says how busy it is: take it for busy.
-        let cpu = tracked
-            .cpu_time
-            .map_or(elapsed, |before| target.cpu_time.saturating_sub(before));
+        // Of one that is new nothing says how busy it is: take it for busy
+        // through a whole interval, since that is what its samples are for.
+        let (cpu, elapsed) = match tracked.cpu_time {
+            Some(before) => (target.cpu_time.saturating_sub(before), elapsed),
+            None => (profiling.interval, profiling.interval),
+        };
         tracked.cpu_time = Some(target.cpu_time);
 
         tracked.map.sync(&target.eligible, profiling.initial_region);

@@ -117,6 +117,8 @@ pub struct Region {
     hotness: f32,
     /// `hotness` before the last epoch was folded in.
     before: f32,
+    /// Whether it was ever watched.
+    watched: bool,
     /// Whether any epoch could tell.
     seen: bool,
     /// Greatest minus smallest count among its samples in the last epoch.
@@ -140,6 +142,7 @@ impl Region {
             previous: 0.0,
             hotness: 0.0,
             before: 0.0,
+            watched: false,
             seen: false,
             contrast: 0.0,
             order: 0,
@@ -158,6 +161,7 @@ impl Region {
             previous: hotness,
             hotness,
             before: hotness,
+            watched: true,
             seen: true,
             pages: Pages::from_counts(pages),
             counted: 1,
@@ -442,6 +446,7 @@ impl RegionMap {
             let (mine, after) = rest.split_at(take);
             rest = after;
 
+            region.watched |= !mine.is_empty();
             if let Some(stats) = Stats::of(mine, scans) {
                 region.fold(stats.mean, thresholds.ema);
                 region.contrast = stats.contrast;
@@ -474,10 +479,13 @@ impl RegionMap {
     }
 }
 
-/// Whether two neighbours may become one: they touch, and neither the last
-/// epoch nor the average tells them apart.
+/// Whether two neighbours may become one: they touch, both were watched, and
+/// neither the last epoch nor the average tells them apart. Memory that was
+/// watched and never present is alike, too.
 fn alike(a: &Region, b: &Region, merge: f32) -> bool {
     a.range.end() == b.range.start()
+        && a.watched
+        && b.watched
         && a.seen == b.seen
         && (a.latest - b.latest).abs() < merge
         && (a.hotness - b.hotness).abs() < merge

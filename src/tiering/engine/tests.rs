@@ -1,1 +1,242 @@
+use super::*;
+use crate::tiering::observation::{AccessSet, EpochCost, RangeResidency, Seen, TargetKind};
+use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts};
+use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, Tier};
+use crate::units::PageRange;
 
+const MIB: u64 = 1 << 20;
+const ID: TargetId = TargetId(4);
+const PID: Pid = Pid(44);
+
+fn tiers(capacity: Option<Bytes>) -> TierTable {
+    let nodes: Vec<Node> = [(0, vec![0]), (3, vec![])]
+        .into_iter()
+        .map(|(id, cpus)| Node {
+            id: NodeId(id),
+            kind: MemoryKind::Dram,
+            size: Bytes::from_mib(1024),
+            cpus,
+            kernel_tier: None,
+        })
+        .collect();
+    let paths = [(0, 90), (3, 340)]
+        .into_iter()
+        .map(|(to, ns)| Path {
+            from: NodeId(0),
+            to: NodeId(to),
+            distance: 10,
+            latency: Figure {
+                value: Nanos(ns),
+                source: Source::Config,
+            },
+            bandwidth: None,
+        })
+        .collect();
+    let tier = |name: &str, node, capacity| Tier {
+        name: name.into(),
+        nodes: vec![NodeId(node)],
+        capacity,
+    };
+    let tiers = vec![tier("fast", 0, capacity), tier("slow", 3, None)];
+    TierTable::new(tiers, nodes, paths).unwrap()
+}
+
+fn usage(free: [u64; 2]) -> Vec<NodeUsage> {
+    [0, 3]
+        .into_iter()
+        .zip(free)
+        .map(|(node, free)| NodeUsage {
+            node: NodeId(node),
+            total: Bytes::from_mib(1000),
+            free: Bytes::from_mib(free),
+            reserve: Bytes::from_mib(10),
+        })
+        .collect()
+}
+
+/// One target with 8 MiB, observed `second` seconds after the start.
+fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> Observation {
+    let mut accesses = AccessSet::new(samples);
+    for _ in 0..3 {
+        for i in 0..accesses.samples().len() {
+            let hot = accesses.samples()[i].addr.0 < hot_below;
+            accesses.record(i, if hot { Seen::Accessed } else { Seen::Idle });
+        }
+        accesses.end_scan();
+    }
+    Observation {
+        at: Nanos::from_secs(second),
+        targets: vec![TargetMap {
+            id: ID,
+            pid: PID,
+            name: "t".into(),
+            kind: TargetKind::Generic,
+            eligible: vec![PageRange::new(VirtAddr(0), VirtAddr(8 * MIB)).unwrap()],
+            cpu_time: Nanos::from_secs(second),
+            cpu_share: vec![(NodeId(0), 1.0)],
+            allowed_nodes: None,
+            excluded: Vec::new(),
+        }],
+        accesses,
+        residency: Vec::new(),
+        nodes: usage([500, 500]),
+        cost: EpochCost {
+            elapsed: Nanos::from_secs(10),
+            ..EpochCost::default()
+        },
+        outcome: MoveOutcome::default(),
+    }
+}
+
+/// The answer to a plan's sweeps: everything on node 3.
+fn slow(plan: &Plan) -> Vec<RangeResidency> {
+    plan.sweeps
+        .iter()
+        .map(|s| RangeResidency {
+            target: s.target,
+            range: s.range,
+            pages_by_node: vec![(NodeId(3), s.range.pages())],
+        })
+        .collect()
+}
+
+/// Two epochs: the target is found, then its first 2 MiB are seen hot.
+fn warmed_up(tiers: TierTable) -> (Engine, Plan) {
+    let mut engine = Engine::new(EngineSettings::default(), tiers, 1);
+    let first = engine.step(&observation(10, Vec::new(), 0));
+    assert!(first.moves.is_empty());
+    let mut second = observation(20, first.samples.clone(), 2 * MIB);
+    second.residency = slow(&first);
+    let plan = engine.step(&second);
+    (engine, plan)
+}
+
+fn bytes(moves: &[Move]) -> Bytes {
+    moves.iter().map(|m| m.limit).sum()
+}
+
+#[test]
+fn hot_memory_is_promoted_and_the_report_says_why() {
+    let (_, plan) = warmed_up(tiers(None));
+    assert_eq!(bytes(&plan.moves), Bytes::from_mib(2));
+    let target = &plan.report.targets[0];
+    assert_eq!(target.resident, [Bytes::ZERO, Bytes::from_mib(8)]);
+    assert_eq!(target.flows.len(), 1);
+    let flow = target.flows[0];
+    assert_eq!(
+        (flow.planned, flow.moved),
+        (Bytes::from_mib(2), Bytes::ZERO)
+    );
+    assert_eq!(flow.reason, crate::tiering::plan::Reason::Hot);
+    // All accesses were seen on the slow tier.
+    assert_eq!(target.access_ratio, [0.0, 1.0]);
+}
+
+#[test]
+fn what_moved_is_known_at_once_and_not_moved_again() {
+    let (mut engine, plan) = warmed_up(tiers(None));
+    let mut third = observation(30, plan.samples.clone(), 2 * MIB);
+    third.outcome.results = plan
+        .moves
+        .iter()
+        .map(|m| MoveResult {
+            asked: m.clone(),
+            pages: PageCounts {
+                moved: m.limit.pages(),
+                ..PageCounts::default()
+            },
+        })
+        .collect();
+    let plan = engine.step(&third);
+    assert!(plan.moves.is_empty(), "{:?}", plan.moves);
+    let target = &plan.report.targets[0];
+    assert_eq!(target.resident, [Bytes::from_mib(2), Bytes::from_mib(6)]);
+    assert_eq!(target.flows[0].moved, Bytes::from_mib(2));
+    assert_eq!(target.access_ratio, [1.0, 0.0]);
+}
+
+#[test]
+fn a_failed_move_is_planned_again() {
+    let (mut engine, plan) = warmed_up(tiers(None));
+    let mut third = observation(30, plan.samples.clone(), 2 * MIB);
+    third.outcome.results = vec![MoveResult {
+        asked: plan.moves[0].clone(),
+        pages: PageCounts {
+            busy: 512,
+            ..PageCounts::default()
+        },
+    }];
+    let plan = engine.step(&third);
+    assert_eq!(bytes(&plan.moves), Bytes::from_mib(2));
+    assert_eq!(plan.report.targets[0].move_pages.busy, 512);
+}
+
+#[test]
+fn a_tiers_capacity_and_the_headroom_bound_what_goes_there() {
+    let (_, plan) = warmed_up(tiers(Some(Bytes::from_mib(1))));
+    assert_eq!(bytes(&plan.moves), Bytes::from_mib(1));
+    // 31 MiB free, less 10 of watermarks, less 2 % of 1000: one is left.
+    let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+    let first = engine.step(&observation(10, Vec::new(), 0));
+    let mut second = observation(20, first.samples.clone(), 2 * MIB);
+    second.residency = slow(&first);
+    second.nodes = usage([31, 500]);
+    assert_eq!(bytes(&engine.step(&second).moves), Bytes::from_mib(1));
+}
+
+#[test]
+fn a_target_that_is_gone_is_forgotten() {
+    let (mut engine, plan) = warmed_up(tiers(None));
+    let mut third = observation(30, plan.samples, 2 * MIB);
+    third.targets.clear();
+    let plan = engine.step(&third);
+    assert!(plan.moves.is_empty() && plan.samples.is_empty() && plan.sweeps.is_empty());
+    assert!(engine.regions(ID).is_none());
+}
+
+#[test]
+fn one_tier_is_a_reason_to_do_nothing() {
+    let table = tiers(None);
+    let only = TierTable::new(
+        vec![table.tiers()[0].clone()],
+        vec![table.nodes()[0].clone()],
+        vec![table.paths()[0]],
+    )
+    .unwrap();
+    let (_, plan) = warmed_up(only);
+    assert!(plan.moves.is_empty());
+    assert_eq!(plan.report.paused, [PauseReason::OneTier]);
+}
+
+#[test]
+fn silence_of_a_busy_target_means_a_blind_sampler() {
+    let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+    let mut plan = engine.step(&observation(10, Vec::new(), 0));
+    for (second, want) in [(20, vec![]), (30, vec![PauseReason::SamplerBlind])] {
+        plan = engine.step(&observation(second, plan.samples, 0));
+        assert_eq!(plan.report.paused, want);
+    }
+    // One that sleeps is silent for a reason.
+    let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+    let mut plan = engine.step(&observation(10, Vec::new(), 0));
+    for second in [20, 30, 40] {
+        let mut seen = observation(second, plan.samples, 0);
+        seen.targets[0].cpu_time = Nanos::from_secs(10);
+        plan = engine.step(&seen);
+        assert_eq!(plan.report.paused, []);
+    }
+}
+
+#[test]
+fn merging_is_made_easier_while_there_are_more_regions_than_samples() {
+    let mut settings = EngineSettings::default();
+    settings.profiling.overhead_limit = 1e-9;
+    let mut engine = Engine::new(settings, tiers(None), 1);
+    let mut plan = engine.step(&observation(10, Vec::new(), 0));
+    assert_eq!(plan.report.sample_quota, 1);
+    for second in [20, 30, 40, 50] {
+        assert_eq!(plan.samples.len(), 1);
+        plan = engine.step(&observation(second, plan.samples, 2 * MIB));
+    }
+    assert!(plan.report.targets[0].regions <= 2);
+}
