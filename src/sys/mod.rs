@@ -3,6 +3,8 @@
 #![allow(unsafe_code)]
 
 pub mod clock;
+pub mod damon;
+mod frames;
 pub mod kpageflags;
 pub mod move_pages;
 mod own_pages;
@@ -12,5 +14,6 @@ pub mod probe;
 pub mod residency;
 pub mod root;
 pub mod sampler;
+mod state;
 pub mod targets;
 pub mod topology;
