@@ -268,8 +268,8 @@ fn idle_tracking_sees_folios_of_middle_orders() {
         eprintln!("skipped: this kernel has no folios of 64 KiB");
         return;
     };
-    if std::env::var_os("HMKEEPER_TEST_THP").is_none() {
-        eprintln!("skipped: HMKEEPER_TEST_THP is not set, and the test changes {KNOB}");
+    if std::env::var_os("HMKEEPER_TEST_SETTINGS").is_none() {
+        eprintln!("skipped: HMKEEPER_TEST_SETTINGS is not set, and the test changes {KNOB}");
         return;
     }
     let chosen = |text: &str| {
@@ -345,7 +345,8 @@ fn an_unmapped_page_and_a_killed_process_are_unknown() {
 fn idle_tracking_costs_little() {
     let Some(mut sampler) = idle() else { return };
     let target = Target::start(65536, "small");
-    for step in [1, 16, 64, 512] {
+    // Thin first: marks that earlier scans left on neighbours cost walks.
+    for step in [512, 64, 16, 1, 64] {
         let samples = target.samples(65536, step);
         scan(&mut *sampler, &samples, || ());
         let mut seen = AccessSet::new(samples.clone());
@@ -361,4 +362,158 @@ fn idle_tracking_costs_little() {
         );
         assert!(seen.tallies().iter().filter(|t| t.known == 5).count() >= samples.len() * 9 / 10);
     }
+}
+
+#[test]
+fn damon_sees_exactly_the_tenth_that_is_touched() {
+    let Some(mut sampler) = open(SamplerKind::Damon) else {
+        return;
+    };
+    let mut target = Target::start(65536, "small");
+    let mut other = Target::start(1024, "small");
+    target.tell("touch 32768 39322");
+    let mut samples = target.samples(65536, 64);
+    // Another target, whose addresses may well be the same, and not touched.
+    samples.extend(other.samples(1024, 64).into_iter().map(|mut sample| {
+        sample.target = TargetId(2);
+        sample
+    }));
+    let hot = 512..615;
+    let mut cpu = Nanos::ZERO;
+    for scan_index in 0..3 {
+        let start = Instant::now();
+        let seen = scan(&mut *sampler, &samples, wait);
+        eprintln!(
+            "scan {scan_index}: {:?} for a window of {WINDOW:?}",
+            start.elapsed()
+        );
+        assert_eq!(count(&seen, hot.clone()), (103, 0, 0));
+        assert_eq!(count(&seen, 0..512).0, 0);
+        assert_eq!(count(&seen, 615..1040).0, 0);
+        let (_, _, unknown) = count(&seen, 0..1040);
+        assert!(unknown <= 2, "{unknown} unknown");
+        let now = sampler.kernel_cpu_time();
+        assert!(now > cpu, "the kdamonds' CPU time");
+        cpu = now;
+    }
+    eprintln!(
+        "kdamonds: {cpu} CPU time in 3 scans of {} samples",
+        samples.len()
+    );
+    other.tell("touch 0 512");
+    samples.drain(..1024);
+    let seen = scan(&mut *sampler, &samples, wait);
+    assert_eq!(count(&seen, 0..8), (8, 0, 0), "the target set changed");
+    assert_eq!(count(&seen, 8..16).0, 0);
+    assert!(sampler.kernel_cpu_time() > cpu, "never runs backwards");
+
+    // An end in the midst of a scan, and the scans after it.
+    let seen = scan(&mut *sampler, &samples, || {
+        other.child.kill().unwrap();
+        other.child.wait().unwrap();
+        wait();
+    });
+    assert_eq!(count(&seen, 0..16), (0, 0, 16));
+    let seen = scan(&mut *sampler, &samples, || ());
+    assert_eq!(count(&seen, 0..16), (0, 0, 16));
+    sampler.release();
+    assert_eq!(kdamonds(), "0");
+}
+
+#[test]
+fn damon_sees_huge_pages_as_one() {
+    let Some(mut sampler) = open(SamplerKind::Damon) else {
+        return;
+    };
+    let mut target = Target::start(32 * 512, "huge");
+    target.tell("touch 0 8192");
+    let samples = target.samples(32 * 512, 100);
+    let seen = scan(&mut *sampler, &samples, wait);
+    if seen.tallies().iter().all(|t| t.order != 9) {
+        eprintln!("skipped: no huge page was given");
+        return;
+    }
+    assert_eq!(count(&seen, 0..82), (82, 0, 0));
+    assert_eq!(count(&seen, 82..164), (0, 82, 0));
+}
+
+fn kdamonds() -> String {
+    std::fs::read_to_string("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds")
+        .unwrap()
+        .trim()
+        .to_owned()
+}
+
+/// The side of [`kdamonds_of_a_killed_run_are_removed_at_the_next_start`] that is killed.
+#[test]
+fn damon_victim() {
+    let Ok(state) = std::env::var("HMKEEPER_VICTIM") else {
+        return;
+    };
+    let want = Some(SamplerKind::Damon);
+    let mut sampler = sampler::open(&Root::host(), want, state.as_ref()).unwrap();
+    let target = Target::start(256, "small");
+    sampler
+        .arm(&target.samples(256, 1), Nanos::from_secs(60))
+        .unwrap();
+    println!("\narmed {}", target.child.id());
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn kdamonds_of_a_killed_run_are_removed_at_the_next_start() {
+    if open(SamplerKind::Damon).is_none() {
+        return;
+    }
+    let state = tempfile::tempdir().unwrap();
+    let mut victim = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "damon_victim", "--nocapture"])
+        .env("HMKEEPER_VICTIM", state.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    answer(&mut BufReader::new(victim.stdout.take().unwrap()), "armed ");
+    let want = Some(SamplerKind::Damon);
+    let live = sampler::open(&Root::host(), want, state.path()).err();
+    assert!(matches!(live, Some(PortError::Busy { .. })), "{live:?}");
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    assert_eq!(kdamonds(), "1");
+    // Without the note they are a stranger's.
+    let elsewhere = tempfile::tempdir().unwrap();
+    let stranger = sampler::open(&Root::host(), want, elsewhere.path()).err();
+    assert!(
+        matches!(stranger, Some(PortError::Busy { .. })),
+        "{stranger:?}"
+    );
+    assert_eq!(kdamonds(), "1");
+    let sampler = sampler::open(&Root::host(), None, state.path()).unwrap();
+    assert_eq!(kdamonds(), "0");
+    assert_eq!(
+        std::fs::read_dir(state.path()).unwrap().count(),
+        0,
+        "the note"
+    );
+    drop(sampler);
+}
+
+#[test]
+fn damon_stat_is_told_as_what_is_in_the_way() {
+    const KNOB: &str = "/sys/module/damon_stat/parameters/enabled";
+    if open(SamplerKind::Damon).is_none() {
+        return;
+    }
+    if std::env::var_os("HMKEEPER_TEST_SETTINGS").is_none() || std::fs::write(KNOB, "Y").is_err() {
+        eprintln!(
+            "skipped: no DAMON_STAT, or HMKEEPER_TEST_SETTINGS is not set, and the test runs it"
+        );
+        return;
+    }
+    let state = tempfile::tempdir().unwrap();
+    let error = sampler::open(&Root::host(), Some(SamplerKind::Damon), state.path()).err();
+    std::fs::write(KNOB, "N").unwrap();
+    let error = error.unwrap();
+    assert!(matches!(error, PortError::Busy { .. }), "{error}");
+    assert!(error.to_string().contains(KNOB), "{error}");
+    assert_eq!(kdamonds(), "0");
 }

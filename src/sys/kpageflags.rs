@@ -92,15 +92,37 @@ impl KpageFlags {
     /// # Errors
     /// What `pread` says.
     pub fn get(&self, pfn: Pfn) -> io::Result<Flags> {
-        let mut word = [0; 8];
-        loop {
-            return match self.file.read_at(&mut word, pfn.0 * 8) {
-                Ok(8) => Ok(Flags(u64::from_ne_bytes(word))),
-                Ok(_) => Ok(Flags::default()),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => Err(e),
-            };
+        let mut one = [Flags::default()];
+        self.read(pfn, &mut one)?;
+        Ok(one[0])
+    }
+
+    /// The flags of up to 64 adjacent frames from `first` on.
+    ///
+    /// # Errors
+    /// What `pread` says.
+    ///
+    /// # Panics
+    /// When more are asked for.
+    pub fn read(&self, first: Pfn, out: &mut [Flags]) -> io::Result<()> {
+        let mut bytes = [0; 64 * 8];
+        let bytes = &mut bytes[..out.len() * 8];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match self
+                .file
+                .read_at(&mut bytes[filled..], first.0 * 8 + filled as u64)
+            {
+                Ok(0) => break,
+                Ok(n) => filled += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
         }
+        for (flags, chunk) in out.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *flags = Flags(u64::from_ne_bytes(*chunk));
+        }
+        Ok(())
     }
 
     /// The folio that holds `pfn` at this moment; `None` where it changed

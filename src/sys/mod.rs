@@ -3,6 +3,8 @@
 #![allow(unsafe_code)]
 
 pub mod clock;
+pub mod damon;
+mod frames;
 pub mod kpageflags;
 mod locate;
 pub mod move_pages;
@@ -16,6 +18,7 @@ pub mod process;
 pub mod residency;
 pub mod root;
 pub mod sampler;
+mod state;
 pub mod targets;
 mod text;
 pub mod topology;

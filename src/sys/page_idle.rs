@@ -10,7 +10,10 @@
 //!
 //! **Approach.** *Arm*: page maps give each sample's frame, page flags its
 //! folio; the marks are set in the order of frames, adjacent words of 64 in one
-//! call, and read back at once. *Collect*: read the marks, then the page maps again.
+//! call, and read back at once, from the page flags: these tell the mark alone,
+//! while a read of the bitmap looks at the page tables and would take the mark
+//! from a page that is touched in between, the hottest of all. *Collect*: read
+//! the bitmap, then the page maps again.
 //!
 //! ```text
 //! mark did not read back as set after arming, twice tried   unknown
@@ -25,33 +28,33 @@
 //! allocation after the first scan of a sample set. A target that vanished
 //! gives unknown. What remains when we end are marks on idle pages, which
 //! change nothing for anybody but another user of the bitmap.
+//!
+//! **Cost.** Per sample and scan at most six system calls and two reverse-map
+//! walks. Reading a word also walks for every *other* frame in it that still
+//! has a mark from an earlier scan; marks cannot be taken back, only an access
+//! or a free does that, so samples spread thinly over cold memory cost more
+//! as their neighbours have been samples too: 64 walks at the worst.
 
-use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::kpageflags::{Folio, KpageFlags};
+use super::frames::Frames;
+use super::kpageflags::{Flags, Folio, KpageFlags};
 use super::own_pages::OwnPages;
-use super::pagemap::{self, Entry, Pagemap, Pfn, PfnNodes};
+use super::pagemap::{Pfn, PfnNodes};
 use super::root::Root;
 use crate::ports::{AccessSampler, PortError, SamplerKind};
-use crate::tiering::observation::{AccessSet, Sample, Seen, TargetId};
-use crate::units::{Nanos, Pid};
+use crate::tiering::observation::{AccessSet, Sample, Seen};
+use crate::units::Nanos;
 
 /// Frames per word of the bitmap.
 const WORD_FRAMES: u64 = 64;
 /// Words per call: sysfs passes one page at most.
 const CALL_WORDS: usize = 512;
-/// How often a mark that did not stick is set again. A page that is touched
-/// between the two system calls loses its mark at once; a second time running
-/// that means more touches per microsecond than a page can get through a TLB miss.
-const RETRIES: usize = 2;
-/// Entries of a page map between two samples that are read rather than
-/// skipped: 16 cost about as much as another call (27-60 ns each).
-const MAX_GAP: u64 = 16;
-/// Entries read by one call at most: 64 KiB of buffer.
-const MAX_SPAN: u64 = 8192;
+/// From so many heads in a word on, the flags of all of its frames are read by
+/// one call (64 entries cost about as much as four calls).
+const DENSE_HEADS: u32 = 4;
 /// Scans after which the map of frames to nodes is read again, in case memory
 /// was added.
 const NODE_MAP_SCANS: u32 = 256;
@@ -64,12 +67,12 @@ const BITMAP: &str = "kernel/mm/page_idle/bitmap";
 
 /// The bitmap, held open.
 #[derive(Debug)]
-pub(super) struct Bitmap {
+struct Bitmap {
     file: File,
 }
 
 impl Bitmap {
-    pub(super) fn open(root: &Root) -> io::Result<Self> {
+    fn open(root: &Root) -> io::Result<Self> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -121,20 +124,13 @@ impl Bitmap {
         Ok(())
     }
 
-    /// Sets the mark of one folio's head and tells whether it can be read back.
-    pub(super) fn mark(&self, head: Pfn) -> io::Result<bool> {
-        for _ in 0..=RETRIES {
-            let mask = 1 << (head.0 % WORD_FRAMES);
-            self.write(head.0 / WORD_FRAMES, &[mask])?;
-            if self.is_marked(head)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    /// Sets the mark of one folio's head.
+    fn mark(&self, head: Pfn) -> io::Result<()> {
+        self.write(head.0 / WORD_FRAMES, &[1 << (head.0 % WORD_FRAMES)])
     }
 
     /// Whether a head's mark is set and its page not touched since.
-    pub(super) fn is_marked(&self, head: Pfn) -> io::Result<bool> {
+    fn is_marked(&self, head: Pfn) -> io::Result<bool> {
         let mut word = [0];
         self.read(head.0 / WORD_FRAMES, &mut word)?;
         Ok(word[0] >> (head.0 % WORD_FRAMES) & 1 == 1)
@@ -158,14 +154,12 @@ struct Word {
 struct Slot {
     /// Its frame; `None` where it has none, or its folio could not be told.
     pfn: Option<Pfn>,
-    head: Pfn0,
+    /// The number of its folio's first frame.
+    head: u64,
     order: u8,
     /// Its place in `words`.
     word: u32,
 }
-
-/// A frame number with a default, for slots without a page.
-type Pfn0 = u64;
 
 impl Slot {
     fn folio(self) -> Folio {
@@ -184,15 +178,6 @@ impl Slot {
     }
 }
 
-/// A target's page map.
-#[derive(Debug)]
-struct Map {
-    pid: Pid,
-    /// `None`: could not be opened, or its address space is gone.
-    open: Option<Pagemap>,
-    used: bool,
-}
-
 /// Idle-page tracking as a sampler.
 #[derive(Debug)]
 pub struct IdleSampler {
@@ -201,15 +186,11 @@ pub struct IdleSampler {
     flags: KpageFlags,
     nodes: PfnNodes,
     scans_to_node_map: u32,
-    maps: BTreeMap<TargetId, Map>,
-    samples: Vec<Sample>,
+    frames: Frames,
     slots: Vec<Slot>,
     words: Vec<Word>,
     /// Indices of slots in the order of their heads.
     order: Vec<u32>,
-    entries: Vec<Entry>,
-    /// The frame of each sample as read last.
-    frames: Vec<Option<Pfn>>,
     buffer: Vec<u64>,
 }
 
@@ -234,88 +215,19 @@ impl IdleSampler {
             flags,
             nodes: PfnNodes::default(),
             scans_to_node_map: 0,
-            maps: BTreeMap::new(),
-            samples: Vec::new(),
+            frames: Frames::new(root),
             slots: Vec::new(),
             words: Vec::new(),
             order: Vec::new(),
-            entries: Vec::new(),
-            frames: Vec::new(),
             buffer: Vec::new(),
         })
-    }
-
-    /// Takes the sample set over. Page maps of targets no longer in it are
-    /// closed, those that had ended are tried anew.
-    fn adopt(&mut self, samples: &[Sample]) {
-        self.samples.clear();
-        self.samples.extend_from_slice(samples);
-        self.slots.clear();
-        self.slots.resize(samples.len(), Slot::default());
-        for map in self.maps.values_mut() {
-            map.used = false;
-        }
-        let mut last = None;
-        for sample in samples {
-            if last == Some(sample.target) {
-                continue;
-            }
-            last = Some(sample.target);
-            let map = self.maps.entry(sample.target).or_insert(Map {
-                pid: sample.pid,
-                open: None,
-                used: true,
-            });
-            map.used = true;
-            if map.open.is_none() || map.pid != sample.pid {
-                map.pid = sample.pid;
-                map.open = open_map(&self.root, sample.pid);
-            }
-        }
-        self.maps.retain(|_, map| map.used);
-    }
-
-    /// Reads the frames of all samples into `frames`.
-    fn locate(&mut self) -> Result<(), PortError> {
-        self.frames.clear();
-        self.frames.resize(self.samples.len(), None);
-        let mut begin = 0;
-        while begin < self.samples.len() {
-            let end = span_end(&self.samples, begin);
-            let span = &self.samples[begin..end];
-            let first = span[0].addr.page_index();
-            // Samples come sorted, so the last is the highest.
-            let pages = span[span.len() - 1].addr.page_index() - first + 1;
-            if let Some(map) = self.maps.get_mut(&span[0].target)
-                && let Some(open) = &map.open
-            {
-                self.entries.clear();
-                self.entries
-                    .resize(usize::try_from(pages).unwrap_or(0), Entry::default());
-                let count = open.read_into(first, &mut self.entries).map_err(|source| {
-                    PortError::Failed {
-                        what: format!("reading the page map of process {}", map.pid),
-                        source,
-                    }
-                })?;
-                if count == 0 {
-                    map.open = None;
-                }
-                for (frame, sample) in self.frames[begin..end].iter_mut().zip(span) {
-                    let at =
-                        usize::try_from(sample.addr.page_index() - first).unwrap_or(usize::MAX);
-                    *frame = self.entries[..count].get(at).and_then(|e| e.pfn());
-                }
-            }
-            begin = end;
-        }
-        Ok(())
     }
 
     /// Turns frames into slots; what was found in an earlier scan of the same
     /// samples holds as long as the frame is the same.
     fn resolve(&mut self) -> Result<(), PortError> {
-        for (slot, &frame) in self.slots.iter_mut().zip(&self.frames) {
+        for (slot, entry) in self.slots.iter_mut().zip(self.frames.entries()) {
+            let frame = entry.pfn();
             if slot.pfn == frame {
                 continue;
             }
@@ -367,26 +279,18 @@ impl IdleSampler {
         }
     }
 
-    /// Sets the marks and reads them back, run by run.
+    /// Sets the marks, run by run, and looks at the page flags whether they stuck.
     fn mark(&mut self) -> io::Result<()> {
         for run in runs_mut(&mut self.words) {
-            let first = run[0].index;
             self.buffer.clear();
             self.buffer.extend(run.iter().map(|word| word.wanted));
-            self.bitmap.write(first, &self.buffer)?;
-            self.bitmap.read(first, &mut self.buffer)?;
-            for (word, &read) in run.iter_mut().zip(&self.buffer) {
-                word.armed = word.wanted & read;
-                for _ in 0..RETRIES {
-                    let missing = word.wanted & !word.armed;
-                    if missing == 0 {
-                        break;
-                    }
-                    // This word alone, so that nothing comes in between.
-                    let mut again = [missing];
-                    self.bitmap.write(word.index, &again)?;
-                    self.bitmap.read(word.index, &mut again)?;
-                    word.armed |= missing & again[0];
+            self.bitmap.write(run[0].index, &self.buffer)?;
+            for word in run {
+                word.armed = marked(&self.flags, word.index, word.wanted)?;
+                let missing = word.wanted & !word.armed;
+                if missing != 0 {
+                    self.bitmap.write(word.index, &[missing])?;
+                    word.armed |= marked(&self.flags, word.index, missing)?;
                 }
             }
         }
@@ -450,11 +354,12 @@ impl AccessSampler for IdleSampler {
 
     fn arm(&mut self, samples: &[Sample], _window: Nanos) -> Result<(), PortError> {
         debug_assert!(samples.is_sorted_by_key(|s| (s.target, s.addr)));
-        if self.samples != samples {
-            self.adopt(samples);
+        if self.frames.adopt(samples) {
+            self.slots.clear();
+            self.slots.resize(samples.len(), Slot::default());
         }
         self.refresh_node_map();
-        self.locate()?;
+        self.frames.locate()?;
         self.resolve()?;
         self.gather();
         self.mark().map_err(|e| self.failed(e))
@@ -462,15 +367,15 @@ impl AccessSampler for IdleSampler {
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
         self.unmark().map_err(|e| self.failed(e))?;
-        self.locate()?;
+        self.frames.locate()?;
         for index in 0..self.slots.len().min(seen.samples().len()) {
             let slot = self.slots[index];
-            let verdict =
-                self.verdict(slot, self.frames[index])
-                    .map_err(|source| PortError::Failed {
-                        what: self.root.proc("kpageflags").display().to_string(),
-                        source,
-                    })?;
+            let verdict = self
+                .verdict(slot, self.frames.entries()[index].pfn())
+                .map_err(|source| PortError::Failed {
+                    what: self.root.proc("kpageflags").display().to_string(),
+                    source,
+                })?;
             seen.record(index, verdict);
             if verdict == Seen::Unknown {
                 // Its folio may have been split: look again at the next scan.
@@ -517,7 +422,8 @@ pub fn try_own_page(root: &Root) -> Result<String, PortError> {
     let mut seen = 0;
     for (index, frame) in frames.iter().enumerate() {
         let Some(pfn) = *frame else { continue };
-        if !sampler.bitmap.mark(pfn).map_err(failed)? {
+        sampler.bitmap.mark(pfn).map_err(failed)?;
+        if !sampler.bitmap.is_marked(pfn).map_err(failed)? {
             continue;
         }
         marked += 1;
@@ -540,25 +446,26 @@ pub fn try_own_page(root: &Root) -> Result<String, PortError> {
     ))
 }
 
-/// One past the last sample that one read of a page map serves together with
-/// the sample at `begin`.
-fn span_end(samples: &[Sample], begin: usize) -> usize {
-    let first = samples[begin];
-    let mut last = first.addr.page_index();
-    let mut end = begin + 1;
-    while let Some(next) = samples.get(end) {
-        let page = next.addr.page_index();
-        let near = page >= last
-            && page - last <= MAX_GAP
-            && page - first.addr.page_index() < MAX_SPAN
-            && next.target == first.target;
-        if !near {
-            break;
+/// Which of the heads in `wanted`, of the word at `index`, have their mark now.
+fn marked(flags: &KpageFlags, index: u64, wanted: u64) -> io::Result<u64> {
+    let first = index * WORD_FRAMES;
+    let mut found = 0;
+    if wanted.count_ones() >= DENSE_HEADS {
+        let mut all = [Flags::default(); 64];
+        flags.read(Pfn(first), &mut all)?;
+        for (bit, flags) in all.iter().enumerate() {
+            found |= u64::from(flags.idle()) << bit;
         }
-        last = page;
-        end += 1;
+    } else {
+        let mut rest = wanted;
+        while rest != 0 {
+            let bit = rest.trailing_zeros();
+            let flags = flags.get(Pfn(first + u64::from(bit)))?;
+            found |= u64::from(flags.idle()) << bit;
+            rest &= rest - 1;
+        }
     }
-    end
+    Ok(found & wanted)
 }
 
 /// Cuts words, sorted by index, into runs of adjacent ones that one call can take.
@@ -578,18 +485,6 @@ fn runs_mut(words: &mut [Word]) -> impl Iterator<Item = &mut [Word]> {
         rest = tail;
         Some(run)
     })
-}
-
-fn open_map(root: &Root, pid: Pid) -> Option<Pagemap> {
-    match Pagemap::open(root, pid) {
-        Ok(map) => Some(map),
-        Err(e) => {
-            if !pagemap::is_gone(&e) {
-                tracing::warn!(%pid, error = %e, "cannot open the page map: nothing will be seen of this process");
-            }
-            None
-        }
-    }
 }
 
 fn explain(root: &Root, path: &str, error: io::Error) -> PortError {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::damon::{self, DamonSampler};
 use super::page_idle::{self, IdleSampler};
 use super::root::Root;
 use crate::ports::{AccessSampler, PortError, SamplerKind};
@@ -11,20 +12,100 @@ use crate::ports::{AccessSampler, PortError, SamplerKind};
 /// `state_dir`, where it notes its own changes too.
 ///
 /// # Errors
-/// For a wanted sampler its own trouble; with `None` that of all of them in one.
+/// For a wanted sampler its own trouble; with `None` that of all of them in
+/// one, of the kind that is easiest to remedy.
 pub fn open(
     root: &Root,
     want: Option<SamplerKind>,
-    _state_dir: &Path,
+    state_dir: &Path,
 ) -> Result<Box<dyn AccessSampler>, PortError> {
+    damon::clean_up(root, state_dir)?;
     match want {
-        None | Some(SamplerKind::Idle) => {
-            page_idle::try_own_page(root)?;
-            Ok(Box::new(IdleSampler::open(root)?))
-        }
-        Some(kind) => Err(PortError::Missing {
+        Some(SamplerKind::Idle) => idle(root),
+        Some(SamplerKind::Damon) => damon(root, state_dir),
+        Some(kind @ (SamplerKind::None | SamplerKind::Simulated)) => Err(PortError::Missing {
             what: format!("sampler \"{}\"", kind.as_str()),
             remedy: "choose idle or damon".into(),
         }),
+        None => idle(root).or_else(|first| {
+            damon(root, state_dir).map_err(|second| {
+                tracing::debug!(idle = %first, damon = %second, "no sampler");
+                merge(&first, second)
+            })
+        }),
+    }
+}
+
+fn idle(root: &Root) -> Result<Box<dyn AccessSampler>, PortError> {
+    page_idle::try_own_page(root)?;
+    Ok(Box::new(IdleSampler::open(root)?))
+}
+
+fn damon(root: &Root, state_dir: &Path) -> Result<Box<dyn AccessSampler>, PortError> {
+    let sampler = DamonSampler::open(root, state_dir)?;
+    damon::try_own_page(root)?;
+    Ok(Box::new(sampler))
+}
+
+/// One error that tells both. Stopping somebody is easier than being root,
+/// that is easier than another kernel.
+fn merge(idle: &PortError, damon: PortError) -> PortError {
+    let rank = |error: &PortError| match error {
+        PortError::Busy { .. } => 0,
+        PortError::Forbidden { .. } => 1,
+        PortError::Missing { .. } => 2,
+        PortError::Failed { .. } | PortError::Malformed { .. } => 3,
+    };
+    let what = "a way to see accessed pages (idle-page tracking or DAMON)".to_owned();
+    let remedy = format!("{idle}; {damon}");
+    match rank(idle).min(rank(&damon)) {
+        0 => PortError::Busy { what, remedy },
+        1 => PortError::Forbidden { what, remedy },
+        2 => PortError::Missing { what, remedy },
+        _ => damon,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_kernel_without_either_is_explained() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
+        let state = dir.path().join("state");
+        let error = open(&root, None, &state).err().unwrap();
+        assert!(matches!(error, PortError::Missing { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("CONFIG_IDLE_PAGE_TRACKING"), "{text}");
+        assert!(text.contains("CONFIG_DAMON_VADDR"), "{text}");
+        assert!(!state.exists(), "nothing was noted");
+    }
+
+    #[test]
+    fn somebody_elses_kdamonds_are_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let kdamonds = dir.path().join("sys/kernel/mm/damon/admin/kdamonds");
+        fs::create_dir_all(&kdamonds).unwrap();
+        fs::write(kdamonds.join("nr_kdamonds"), "2\n").unwrap();
+        let root = Root::at(dir.path());
+        let state = dir.path().join("state");
+        for want in [Some(SamplerKind::Damon), None] {
+            let error = open(&root, want, &state).err().unwrap();
+            assert!(matches!(error, PortError::Busy { .. }), "{error}");
+            assert!(error.to_string().contains("damo stop"), "{error}");
+        }
+        let count = fs::read_to_string(kdamonds.join("nr_kdamonds")).unwrap();
+        assert_eq!(count, "2\n");
+    }
+
+    #[test]
+    fn the_simulated_sampler_is_not_the_kernels() {
+        let dir = tempfile::tempdir().unwrap();
+        let want = Some(SamplerKind::Simulated);
+        let error = open(&Root::at(dir.path()), want, dir.path()).err().unwrap();
+        assert!(matches!(error, PortError::Missing { .. }), "{error}");
     }
 }

@@ -1,0 +1,650 @@
+//! Accessed pages by DAMON, where the kernel has no idle-page tracking
+//! (`Documentation/mm/damon/design.rst`).
+//!
+//! **Unit.** One sample, a page of 4 KiB, per scan.
+//!
+//! **Problem.** DAMON's own regions split and merge at random over many
+//! aggregations; our engine has regions of its own, and asks for pages that it
+//! chose, at moments that it chose.
+//!
+//! **Approach.** DAMON as a reader of accessed bits, without its adaptation:
+//! operations `fvaddr` (fixed virtual addresses), one region of one page per
+//! sample, and an aggregation that never ends, so that no region is ever merged
+//! or split. One kdamond per target process (its results do not name the
+//! process) runs from arm to collect only, and checks each page
+//! [`CHECKS`] times in between. A scheme of action `stat` matches regions with
+//! at least one access and is applied after every check; at the end its matches
+//! are read.
+//!
+//! ```text
+//! arm                                                      collect
+//!  on │ clear ── check, clear ── check, clear ── check, clear ── check │ read, off
+//! ```
+//!
+//! The threshold is one access in any check: then a verdict means the same as
+//! the idle bit's, "touched between arm and collect". More would ask how often
+//! in the window, and lose pages whose translation stays in the TLB for long.
+//!
+//! **Properties.** Only kdamonds that we made are ever touched: they carry a
+//! random mark, which is noted in the state directory before they are made and
+//! looked for when a crashed run's are removed. Pages that moved, vanished or
+//! left the LRU lists are unknown, as far as page maps and flags are open to
+//! us. At most [`MAX_REGIONS`] samples per scan are watched, in turn; the
+//! others are unknown in that scan.
+
+mod sysfs;
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::{fs, thread};
+
+use self::sysfs::{Admin, Intervals, Kdamond, errno};
+use super::frames::Frames;
+use super::kpageflags::{Folio, KpageFlags};
+use super::own_pages::{OwnPages, own_pid};
+use super::pagemap::{Entry, PfnNodes};
+use super::root::Root;
+use super::state::{Note, Owner, StateDir};
+use crate::ports::{AccessSampler, PortError, SamplerKind};
+use crate::tiering::observation::{AccessSet, Sample, Seen, TargetId};
+use crate::units::{Nanos, PAGE_BYTES, Pid, VirtAddr};
+
+/// Checks of each page per window. With one, a collect that comes a little late
+/// would wait for another whole window; each costs the target a cleared
+/// accessed bit.
+const CHECKS: u64 = 4;
+/// Least time between checks: DAMON's own default.
+const MIN_CHECK_MICROS: u64 = 5_000;
+/// Checks per aggregation: so many that none ends within a scan.
+const AGGREGATION_CHECKS: u64 = 10_000;
+/// Samples watched per scan: each is a directory of three files to the kernel.
+const MAX_REGIONS: usize = 8192;
+const OPERATIONS: &str = "fvaddr";
+/// The mark's uppermost bit: above any size of a region.
+const MARK_BIT: u64 = 1 << 63;
+/// The modules of DAMON that, while they run, forbid all kdamonds but their own.
+const EXCLUSIVE: [&str; 3] = ["damon_stat", "damon_reclaim", "damon_lru_sort"];
+
+/// One kdamond and what it watches.
+#[derive(Debug)]
+struct Watch {
+    target: TargetId,
+    pid: Pid,
+    /// Its samples.
+    samples: Range<usize>,
+    /// The pages in the kernel's files, sorted.
+    pages: Vec<VirtAddr>,
+    /// Whether it was started for the scan under way.
+    running: bool,
+    /// The pages that it found accessed, sorted.
+    accessed: Vec<VirtAddr>,
+}
+
+/// DAMON as a sampler.
+#[derive(Debug)]
+pub struct DamonSampler {
+    root: Root,
+    admin: Admin,
+    state: Option<StateDir>,
+    mark: u64,
+    flags: Option<KpageFlags>,
+    nodes: PfnNodes,
+    frames: Frames,
+    /// What the page maps said when armed.
+    armed: Vec<Entry>,
+    folios: Vec<Option<Folio>>,
+    /// One per kdamond that we made, in the kernel's order.
+    watches: Vec<Watch>,
+    /// How many kdamonds there are because of us.
+    made: usize,
+    /// Scans so far: whose turn it is.
+    turn: usize,
+    /// CPU time of kdamonds that have ended.
+    cpu: Nanos,
+}
+
+impl DamonSampler {
+    /// A sampler that has made nothing in the kernel yet, and notes in
+    /// `state_dir` what it is going to make. Removes what a crashed run left.
+    ///
+    /// # Errors
+    /// `Missing` where the kernel has no DAMON or not what we need of it, `Busy`
+    /// where somebody else uses it, `Forbidden` without root.
+    pub fn open(root: &Root, state_dir: &Path) -> Result<Self, PortError> {
+        clean_up(root, state_dir)?;
+        let sampler = Self::with_state(root, Some(StateDir::new(state_dir)));
+        sampler.check_free()?;
+        Ok(sampler)
+    }
+
+    fn with_state(root: &Root, state: Option<StateDir>) -> Self {
+        Self {
+            root: root.clone(),
+            admin: Admin::new(root),
+            state,
+            mark: MARK_BIT | RandomState::new().hash_one(own_pid().0),
+            flags: KpageFlags::open(root).ok(),
+            nodes: PfnNodes::read(root),
+            frames: Frames::new(root),
+            armed: Vec::new(),
+            folios: Vec::new(),
+            watches: Vec::new(),
+            made: 0,
+            turn: 0,
+            cpu: Nanos::ZERO,
+        }
+    }
+
+    /// Whether DAMON is there and nobody else's.
+    fn check_free(&self) -> Result<(), PortError> {
+        let count = self.admin.count().map_err(|e| self.explain(e))?;
+        if count > 0 && !self.is_ours(count) {
+            return Err(PortError::Busy {
+                what: self.admin.path().display().to_string(),
+                remedy: format!(
+                    "{count} kdamonds of somebody else are set up; stop their owner (damo stop), or \
+                     write 0 to nr_kdamonds there"
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    fn is_ours(&self, count: u64) -> bool {
+        self.made > 0
+            && count == self.made as u64
+            && self.admin.kdamond(0).mark() == Some(self.mark)
+    }
+
+    /// Makes one kdamond per target, unless they are there.
+    fn make(&mut self, wanted: usize) -> Result<(), PortError> {
+        let count = self.admin.count().map_err(|e| self.explain(e))?;
+        if wanted == self.made && self.is_ours(count) {
+            return Ok(());
+        }
+        self.check_free()?;
+        if let Some(state) = &self.state {
+            state
+                .write(&Note {
+                    owner: Owner::this(&self.root),
+                    kdamond_mark: self.mark,
+                })
+                .map_err(|source| PortError::Failed {
+                    what: format!("noting kernel settings in {}", state.path().display()),
+                    source,
+                })?;
+        }
+        for watch in &mut self.watches {
+            watch.pages.clear();
+        }
+        self.made = wanted;
+        let made = self.admin.set_count(wanted as u64).and_then(|()| {
+            (0..wanted).try_for_each(|index| {
+                let kdamond = self.admin.kdamond(index);
+                kdamond.make_context()?;
+                if !kdamond.operations()?.iter().any(|name| name == OPERATIONS) {
+                    return Err(io::ErrorKind::Unsupported.into());
+                }
+                kdamond.set_operations(OPERATIONS)?;
+                kdamond.make_scheme(self.mark)
+            })
+        });
+        made.map_err(|e| {
+            self.unmake();
+            self.explain(e)
+        })
+    }
+
+    /// Removes our kdamonds, and the note.
+    fn unmake(&mut self) {
+        if self.made == 0 {
+            return;
+        }
+        self.stop();
+        let gone = match self.admin.count() {
+            Ok(count) if self.is_ours(count) || self.is_half_made(count) => self.admin.set_count(0),
+            other => other.map(drop),
+        };
+        match gone.and_then(|()| self.state.as_ref().map_or(Ok(()), StateDir::remove)) {
+            Ok(()) => {}
+            Err(error) => tracing::warn!(%error, "cannot remove our kdamonds"),
+        }
+        self.made = 0;
+        self.watches.clear();
+    }
+
+    /// Whether the making of ours stopped before the first had its mark.
+    fn is_half_made(&self, count: u64) -> bool {
+        count == self.made as u64 && self.admin.kdamond(0).is_bare()
+    }
+
+    /// Distributes the samples over kdamonds; those that are not in turn stay out.
+    fn assign(&mut self, samples: &[Sample]) -> Result<(), PortError> {
+        let targets: Vec<Range<usize>> = by_target(samples).collect();
+        self.make(targets.len())?;
+        let strides = samples.len().div_ceil(MAX_REGIONS).max(1);
+        let mut old = std::mem::take(&mut self.watches).into_iter();
+        for (index, range) in targets.into_iter().enumerate() {
+            let first = samples[range.start];
+            let mut watch = old.next().unwrap_or(Watch {
+                target: first.target,
+                pid: Pid(0),
+                samples: 0..0,
+                pages: Vec::new(),
+                running: false,
+                accessed: Vec::new(),
+            });
+            let mut pages: Vec<VirtAddr> = range
+                .clone()
+                .skip((self.turn + range.start) % strides)
+                .step_by(strides)
+                .map(|i| samples[i].addr.page())
+                .collect();
+            pages.dedup();
+            let kdamond = self.admin.kdamond(index);
+            // A kdamond made anew has no target yet, whoever it had before.
+            let fresh = watch.pages.is_empty();
+            let done = (|| {
+                if fresh || watch.pid != first.pid {
+                    kdamond.set_target(first.pid)?;
+                }
+                kdamond.set_pages(&pages, &watch.pages)
+            })();
+            watch.target = first.target;
+            watch.pid = first.pid;
+            watch.samples = range;
+            watch.pages = pages;
+            self.watches.push(watch);
+            done.map_err(|e| self.explain(e))?;
+        }
+        Ok(())
+    }
+
+    /// Looks up the folios behind the samples, where page flags are open to us.
+    fn resolve(&mut self) {
+        let entries = self.frames.entries();
+        self.folios.resize(entries.len(), None);
+        self.armed.resize(entries.len(), Entry::default());
+        for (index, &entry) in entries.iter().enumerate() {
+            if self.armed[index].pfn() != entry.pfn() || self.folios[index].is_none() {
+                self.folios[index] = match (&self.flags, entry.pfn()) {
+                    (Some(flags), Some(pfn)) => flags.folio(pfn).unwrap_or(None),
+                    _ => None,
+                };
+            }
+            self.armed[index] = entry;
+        }
+    }
+
+    fn start(&mut self, window: Nanos) -> Result<(), PortError> {
+        let check = (window.0 / 1000 / CHECKS).max(MIN_CHECK_MICROS);
+        let intervals = Intervals {
+            sample: check,
+            aggregation: check * AGGREGATION_CHECKS,
+        };
+        for index in 0..self.watches.len() {
+            let kdamond = self.admin.kdamond(index);
+            let started = kdamond
+                .set_intervals(intervals)
+                .and_then(|()| kdamond.command("on"));
+            let watch = &mut self.watches[index];
+            watch.accessed.clear();
+            watch.running = started.is_ok();
+            if let Err(e) = started {
+                // A process without memory of its own, a zombie, is gone too.
+                let gone = !has_memory(&self.root, watch.pid);
+                if !gone {
+                    self.stop();
+                    return Err(self.explain(e));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what was accessed, from all kdamonds at once: each answers at its
+    /// next check.
+    fn read(&mut self) -> Result<(), PortError> {
+        let admin = &self.admin;
+        let results: Vec<io::Result<()>> = thread::scope(|scope| {
+            let readers: Vec<_> = self
+                .watches
+                .iter_mut()
+                .enumerate()
+                .filter(|(_, watch)| watch.running)
+                .map(|(index, watch)| {
+                    let kdamond = admin.kdamond(index);
+                    scope.spawn(move || {
+                        let read = update(&kdamond, &mut watch.accessed);
+                        // It stops by itself when its process ends.
+                        if read.is_err() && !kdamond.is_on().unwrap_or(false) {
+                            watch.running = false;
+                            return Ok(());
+                        }
+                        read
+                    })
+                })
+                .collect();
+            readers
+                .into_iter()
+                .map(|reader| {
+                    reader
+                        .join()
+                        .unwrap_or_else(|_| Err(io::Error::other("panic")))
+                })
+                .collect()
+        });
+        results
+            .into_iter()
+            .collect::<io::Result<()>>()
+            .map_err(|e| self.explain(e))
+    }
+
+    /// Turns off what runs and adds up its CPU time. Verdicts stay readable.
+    fn stop(&mut self) {
+        for index in 0..self.made {
+            let kdamond = self.admin.kdamond(index);
+            if kdamond.mark() != Some(self.mark) || !kdamond.is_on().unwrap_or(false) {
+                continue;
+            }
+            if let Some(time) = kdamond.pid().and_then(|pid| run_time(&self.root, pid)) {
+                self.cpu += time;
+            }
+            if let Err(error) = kdamond.command("off") {
+                tracing::warn!(%error, "cannot stop a kdamond");
+            }
+        }
+    }
+
+    fn verdict(&self, index: usize, watch: &Watch) -> Seen {
+        let page = self.frames.samples()[index].addr.page();
+        let (armed, now) = (self.armed[index], self.frames.entries()[index]);
+        let told = watch.running
+            && armed.present()
+            && now.present()
+            && armed.pfn() == now.pfn()
+            && watch.pages.binary_search(&page).is_ok();
+        if !told {
+            return Seen::Unknown;
+        }
+        if watch.accessed.binary_search(&page).is_ok() {
+            return Seen::Accessed;
+        }
+        // DAMON passes over pages off the LRU lists without a word.
+        if let (Some(flags), Some(folio)) = (&self.flags, self.folios[index])
+            && !flags
+                .get(folio.head)
+                .is_ok_and(super::kpageflags::Flags::lru)
+        {
+            return Seen::Unknown;
+        }
+        Seen::Idle
+    }
+
+    fn explain(&self, error: io::Error) -> PortError {
+        let what = self.admin.path().display().to_string();
+        let missing = |remedy: &str| PortError::Missing {
+            what: format!("DAMON ({what})"),
+            remedy: remedy.into(),
+        };
+        if error.kind() == io::ErrorKind::Unsupported {
+            return missing(
+                "this kernel's DAMON has no virtual addresses: use one with CONFIG_DAMON_VADDR=y",
+            );
+        }
+        match errno(&error) {
+            Some(libc::ENOENT) if !self.admin.path().exists() => {
+                missing("use a kernel with CONFIG_DAMON_SYSFS=y and CONFIG_DAMON_VADDR=y")
+            }
+            Some(libc::ENOENT) => {
+                missing("use Linux 6.7 or later, whose schemes have an apply interval")
+            }
+            Some(libc::EACCES | libc::EPERM) => PortError::Forbidden {
+                what,
+                remedy: "run as root, outside of a container that hides it".into(),
+            },
+            Some(libc::EBUSY) => PortError::Busy {
+                what,
+                remedy: busy_remedy(&self.root),
+            },
+            _ => PortError::Failed {
+                what,
+                source: error,
+            },
+        }
+    }
+}
+
+impl AccessSampler for DamonSampler {
+    fn kind(&self) -> SamplerKind {
+        SamplerKind::Damon
+    }
+
+    fn arm(&mut self, samples: &[Sample], window: Nanos) -> Result<(), PortError> {
+        debug_assert!(samples.is_sorted_by_key(|s| (s.target, s.addr)));
+        self.stop();
+        if self.frames.adopt(samples) {
+            self.armed.clear();
+            self.folios.clear();
+        }
+        self.assign(samples)?;
+        self.frames.locate()?;
+        self.resolve();
+        self.turn = self.turn.wrapping_add(1);
+        self.start(window)
+    }
+
+    fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
+        let read = self.read();
+        self.stop();
+        read?;
+        self.frames.locate()?;
+        for watch in &self.watches {
+            for index in watch.samples.clone() {
+                if index >= seen.samples().len() {
+                    break;
+                }
+                let verdict = self.verdict(index, watch);
+                seen.record(index, verdict);
+                if verdict != Seen::Unknown {
+                    let order = self.folios[index].map_or(0, |folio| folio.order);
+                    let pfn = self.frames.entries()[index].pfn();
+                    seen.place(index, order, pfn.and_then(|pfn| self.nodes.node(pfn)));
+                }
+            }
+        }
+        seen.end_scan();
+        Ok(())
+    }
+
+    fn kernel_cpu_time(&mut self) -> Nanos {
+        let running = (0..self.made)
+            .filter_map(|index| self.admin.kdamond(index).pid())
+            .filter_map(|pid| run_time(&self.root, pid))
+            .sum::<Nanos>();
+        self.cpu + running
+    }
+
+    fn release(&mut self) {
+        self.unmake();
+    }
+
+    fn resolution(&self) -> String {
+        format!(
+            "per folio (4 KiB, or the huge page that holds the sample): touched since the scan \
+             began in any of {CHECKS} checks by the kernel; at most {MAX_REGIONS} samples a scan"
+        )
+    }
+}
+
+impl Drop for DamonSampler {
+    fn drop(&mut self) {
+        self.unmake();
+    }
+}
+
+/// Removes the kdamonds that a crashed run left, as noted in `state_dir`, and
+/// the note. Those of anybody else stay.
+///
+/// # Errors
+/// `Busy` when the writer of the note still runs; `Failed` when the note cannot
+/// be read or the kdamonds not be removed.
+pub fn clean_up(root: &Root, state_dir: &Path) -> Result<(), PortError> {
+    let state = StateDir::new(state_dir);
+    let failed = |source| PortError::Failed {
+        what: state.path().display().to_string(),
+        source,
+    };
+    let note = match state.read() {
+        Ok(None) => return Ok(()),
+        Ok(Some(note)) => note,
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+            tracing::warn!(error = %e, "the note of kernel settings is broken; removed");
+            return state.remove().map_err(failed);
+        }
+        Err(e) => return Err(failed(e)),
+    };
+    if note.owner.is_alive(root) && note.owner != Owner::this(root) {
+        return Err(PortError::Busy {
+            what: "DAMON".into(),
+            remedy: format!("hmkeeper runs already, as process {}", note.owner.pid()),
+        });
+    }
+    let admin = Admin::new(root);
+    let count = if note.owner.is_of_earlier_boot(root) {
+        0
+    } else {
+        usize::try_from(admin.count().unwrap_or(0)).unwrap_or(0)
+    };
+    let ours = (0..count).all(|index| {
+        let kdamond = admin.kdamond(index);
+        let mark = kdamond.mark();
+        // The making may have been cut short, before the mark was written.
+        let unfinished = kdamond.is_bare() || mark == Some(0);
+        mark == Some(note.kdamond_mark) || (unfinished && !kdamond.is_on().unwrap_or(true))
+    });
+    if count > 0 && ours {
+        for index in 0..count {
+            let kdamond = admin.kdamond(index);
+            if kdamond.is_on().unwrap_or(false) {
+                kdamond.command("off").map_err(failed)?;
+            }
+        }
+        admin.set_count(0).map_err(failed)?;
+        tracing::info!(
+            count,
+            "removed the kdamonds of a run that did not end orderly"
+        );
+    }
+    state.remove().map_err(failed)
+}
+
+/// Tries DAMON on two pages of our own, of which one is touched, and leaves
+/// nothing behind. Returns what was seen, in one line.
+///
+/// # Errors
+/// As for [`DamonSampler::open`]; `Failed` where it did not see what it should.
+pub fn try_own_page(root: &Root) -> Result<String, PortError> {
+    let mut sampler = DamonSampler::with_state(root, None);
+    sampler.try_own_page()
+}
+
+impl DamonSampler {
+    fn try_own_page(&mut self) -> Result<String, PortError> {
+        self.check_free()?;
+        let failed = |source| PortError::Failed {
+            what: "DAMON".into(),
+            source,
+        };
+        let own = OwnPages::new(64).map_err(failed)?;
+        let Some(range) = own.range() else {
+            return Err(failed(io::Error::other("no page of our own")));
+        };
+        let pages: Vec<_> = range.iter_pages().collect();
+        let samples: Vec<_> = pages
+            .iter()
+            .take(2)
+            .map(|&addr| Sample {
+                target: TargetId(0),
+                pid: own_pid(),
+                addr,
+            })
+            .collect();
+        let mut seen = AccessSet::new(samples.clone());
+        let window = Nanos(CHECKS * MIN_CHECK_MICROS * 1000);
+        self.arm(&samples, window)?;
+        let until = std::time::Instant::now() + window.into();
+        while std::time::Instant::now() < until {
+            own.protect_and_touch(0).map_err(failed)?;
+            thread::sleep(std::time::Duration::from_millis(1));
+        }
+        self.collect(&mut seen)?;
+        self.release();
+        let accessed = seen.tallies().iter().map(|tally| tally.accessed);
+        if accessed.clone().ne([1, 0]) {
+            return Err(failed(io::Error::other(format!(
+                "of two pages of our own the first was touched; seen: {:?}",
+                seen.tallies()
+            ))));
+        }
+        Ok(format!(
+            "a kdamond told a touched page of {PAGE_BYTES} bytes of ours from an idle one"
+        ))
+    }
+}
+
+/// Has the kernel tell the accessed regions.
+fn update(kdamond: &Kdamond, accessed: &mut Vec<VirtAddr>) -> io::Result<()> {
+    kdamond.command("update_schemes_tried_regions")?;
+    kdamond.tried_regions(accessed)?;
+    accessed.sort_unstable();
+    kdamond.command("clear_schemes_tried_regions")
+}
+
+/// The index ranges of samples of one target each.
+fn by_target(samples: &[Sample]) -> impl Iterator<Item = Range<usize>> {
+    let mut begin = 0;
+    std::iter::from_fn(move || {
+        let first = samples.get(begin)?;
+        let count = samples[begin..]
+            .iter()
+            .take_while(|sample| sample.target == first.target)
+            .count();
+        let range = begin..begin + count;
+        begin += count;
+        Some(range)
+    })
+}
+
+/// Time that a thread has run, from `/proc/PID/schedstat` in nanoseconds;
+/// `stat` counts ticks of 10 ms, longer than a kdamond runs in a scan.
+fn run_time(root: &Root, pid: Pid) -> Option<Nanos> {
+    let text = fs::read_to_string(root.proc(pid.to_string()).join("schedstat")).ok()?;
+    text.split_ascii_whitespace()
+        .next()?
+        .parse()
+        .ok()
+        .map(Nanos)
+}
+
+/// Whether a process exists and has memory of its own.
+fn has_memory(root: &Root, pid: Pid) -> bool {
+    fs::read_to_string(root.proc(pid.to_string()).join("statm"))
+        .is_ok_and(|text| text.split_ascii_whitespace().next() != Some("0"))
+}
+
+fn busy_remedy(root: &Root) -> String {
+    let running: Vec<_> = EXCLUSIVE
+        .iter()
+        .map(|module| root.sys(format!("module/{module}/parameters/enabled")))
+        .filter(|path| fs::read_to_string(path).is_ok_and(|text| text.trim() == "Y"))
+        .map(|path| format!("write N to {}", path.display()))
+        .collect();
+    if running.is_empty() {
+        "stop whoever else runs a kdamond (damo stop)".into()
+    } else {
+        running.join(", ")
+    }
+}
