@@ -211,7 +211,7 @@ impl SysTargets {
         if stat.is_dead() {
             return Err(Refusal::Gone);
         }
-        let handle = Handle::open(&self.root, pid).map_err(|e| match e.raw_os_error() {
+        let mut handle = Handle::open(&self.root, pid).map_err(|e| match e.raw_os_error() {
             Some(libc::ESRCH | libc::ENOENT) => Refusal::Gone,
             Some(libc::EACCES | libc::EPERM) => Refusal::Forbidden(
                 "its memory may not be looked at: run hmkeeper as root or with CAP_SYS_PTRACE"
@@ -219,6 +219,10 @@ impl SysTargets {
             ),
             _ => Refusal::Forbidden(e.to_string()),
         })?;
+        // One that is ending has given its memory back before it is a zombie.
+        if !handle.has_memory() {
+            return Err(Refusal::Gone);
+        }
         // The pid may have changed hands between the first look and the hold.
         match Stat::of(&self.root, pid) {
             Some(again) if again.start_time == stat.start_time && !handle.has_ended() => {}

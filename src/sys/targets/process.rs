@@ -175,6 +175,11 @@ impl Handle {
         poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
+    /// Whether the address space that it was opened on is still there.
+    pub(super) fn has_memory(&mut self) -> bool {
+        self.maps.rewind().is_ok() && self.maps.read(&mut [0]).is_ok_and(|n| n > 0)
+    }
+
     /// Its mappings as text, into a buffer that is used again. Empty when the
     /// address space is gone: it has ended, or runs another program.
     pub(super) fn read_maps(&mut self, into: &mut Vec<u8>) -> io::Result<()> {
