@@ -8,6 +8,11 @@ UNITDIR    ?= $(PREFIX)/lib/systemd/system
 SYSUSERSDIR ?= $(PREFIX)/lib/sysusers.d
 DATADIR    ?= $(PREFIX)/share
 
+MAN           := $(DATADIR)/man/man1/hmkeeper.1
+COMPLETE_BASH := $(DATADIR)/bash-completion/completions/hmkeeper
+COMPLETE_ZSH  := $(DATADIR)/zsh/site-functions/_hmkeeper
+COMPLETE_FISH := $(DATADIR)/fish/vendor_completions.d/hmkeeper.fish
+
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 HMKEEPER   := $(TARGET_DIR)/release/hmkeeper
 # No list of every crate where nobody watches it go by.
@@ -78,13 +83,19 @@ test-vm:
 setup:
 	@scripts/setup test vm
 
-## install: binary, unit, config (PREFIX, DESTDIR and the like are respected)
+## install: binary, unit, config, man page, completions (PREFIX=/usr/local, DESTDIR=)
 install: $(HMKEEPER)
 	install -D -m 755 $(HMKEEPER) $(DESTDIR)$(BINDIR)/hmkeeper
 	install -d $(DESTDIR)$(UNITDIR)
 	sed 's|/usr/bin/|$(BINDIR)/|; s|/etc/hmkeeper/|$(SYSCONFDIR)/hmkeeper/|' systemd/hmkeeper.service \
 		>$(DESTDIR)$(UNITDIR)/hmkeeper.service
 	install -D -m 644 systemd/hmkeeper.sysusers $(DESTDIR)$(SYSUSERSDIR)/hmkeeper.conf
+	install -d $(DESTDIR)$(DATADIR)/man/man1 $(DESTDIR)$(DATADIR)/bash-completion/completions \
+		$(DESTDIR)$(DATADIR)/zsh/site-functions $(DESTDIR)$(DATADIR)/fish/vendor_completions.d
+	$(HMKEEPER) generate man >$(DESTDIR)$(MAN)
+	$(HMKEEPER) generate completions bash >$(DESTDIR)$(COMPLETE_BASH)
+	$(HMKEEPER) generate completions zsh >$(DESTDIR)$(COMPLETE_ZSH)
+	$(HMKEEPER) generate completions fish >$(DESTDIR)$(COMPLETE_FISH)
 	@# An operator's own config stays; ours goes beside it.
 	if [ -e $(DESTDIR)$(SYSCONFDIR)/hmkeeper/hmkeeper.toml ]; then \
 		install -m 644 config/hmkeeper.toml $(DESTDIR)$(SYSCONFDIR)/hmkeeper/hmkeeper.toml.dist; \
@@ -103,7 +114,8 @@ $(HMKEEPER):
 ## uninstall: what install put there, except the config
 uninstall:
 	rm -f $(DESTDIR)$(BINDIR)/hmkeeper $(DESTDIR)$(UNITDIR)/hmkeeper.service \
-		$(DESTDIR)$(SYSUSERSDIR)/hmkeeper.conf
+		$(DESTDIR)$(SYSUSERSDIR)/hmkeeper.conf $(DESTDIR)$(MAN) \
+		$(DESTDIR)$(COMPLETE_BASH) $(DESTDIR)$(COMPLETE_ZSH) $(DESTDIR)$(COMPLETE_FISH)
 
 ## clean: everything built here (the guest's kernel stays in its cache)
 clean:
