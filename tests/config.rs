@@ -19,7 +19,7 @@ fn with_examples() -> String {
             Some(rest) if !rest.is_empty() && !rest.starts_with(' ') => rest,
             _ => line,
         })
-        .map(|line| format!("{line}\n"))
+        .flat_map(|line| [line, "\n"])
         .collect()
 }
 

@@ -1,0 +1,366 @@
+//! The loop's thread: builds the ports, owns the loop, takes commands between
+//! two steps and publishes a snapshot after each epoch.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use tokio::sync::{oneshot, watch};
+use tracing::{error, info, warn};
+
+use super::error::DaemonError;
+use super::heart::Heart;
+use super::process::{self, NoTarget};
+use crate::config::Config;
+use crate::epoch::EpochLoop;
+use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology};
+use crate::sys::clock::{SysClock, Waker};
+use crate::sys::move_pages::SysMover;
+use crate::sys::residency::SysResidency;
+use crate::sys::root::Root;
+use crate::sys::sampler;
+use crate::sys::targets::SysTargets;
+use crate::sys::topology::SysTopology;
+use crate::telemetry::{Snapshot, log};
+use crate::tiering::report::PauseReason;
+use crate::tiering::tier::TierTable;
+use crate::units::Pid;
+
+/// Turns that may fail in a row before the daemon gives up.
+const FAILURES_MAX: u32 = 5;
+/// Between a turn that failed and the next.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+
+/// What the loop is asked to do between two steps.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Watch a process.
+    Attach(Pid, oneshot::Sender<Result<String, NoTarget>>),
+    /// Let a process go that was attached; tells whether it was.
+    Detach(Pid, oneshot::Sender<bool>),
+    /// Move nothing, or go on.
+    Pause(bool, oneshot::Sender<()>),
+    /// New settings.
+    Configure(Box<Config>, TierTable, oneshot::Sender<()>),
+    /// The end.
+    Stop,
+}
+
+/// What the loop is built from.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    /// The configuration.
+    pub(super) config: Config,
+    /// Processes named on the command line.
+    pub(super) pids: Vec<Pid>,
+    /// Ends after so many epochs.
+    pub(super) epochs: Option<u64>,
+    /// Moves nothing.
+    pub(super) dry_run: bool,
+    /// When the daemon started.
+    pub(super) started: Instant,
+}
+
+/// How to talk to the running loop.
+#[derive(Clone)]
+pub(super) struct Handle {
+    commands: mpsc::Sender<Command>,
+    waker: Waker,
+    /// What it publishes.
+    pub(super) snapshots: Arc<watch::Sender<Arc<Snapshot>>>,
+    /// Its pulse.
+    pub(super) heart: Arc<Heart>,
+}
+
+impl Handle {
+    /// Has `command` looked at soon. A loop that has ended drops it, and with
+    /// it the sender of its answer.
+    pub(super) fn send(&self, command: Command) {
+        let _ = self.commands.send(command);
+        self.waker.wake();
+    }
+
+    /// Interrupts the sleep, for a beat of the heart.
+    pub(super) fn nudge(&self) {
+        self.waker.wake();
+    }
+}
+
+/// Reads the tiers as configured. A machine that can be read without
+/// `[[tiers]]` but not with them means that these are wrong.
+///
+/// # Errors
+/// As said.
+pub(crate) fn read_tiers(root: &Root, config: &Config) -> Result<TierTable, DaemonError> {
+    let named = config.tiers.clone();
+    let is_named = named.is_some();
+    SysTopology::new(root, named).read().map_err(|error| {
+        if is_named && SysTopology::new(root, None).read().is_ok() {
+            DaemonError::Tiers(error)
+        } else {
+            DaemonError::Port(error)
+        }
+    })
+}
+
+/// Starts the loop's thread and waits until it is set up. The receiver gets
+/// how it ended.
+///
+/// # Errors
+/// When it could not be set up; nothing is left behind then.
+pub(super) fn start(
+    plan: Plan,
+) -> Result<(Handle, oneshot::Receiver<Result<(), DaemonError>>), DaemonError> {
+    let (ready, is_ready) = mpsc::channel();
+    let (ended, has_ended) = oneshot::channel();
+    std::thread::Builder::new()
+        .name("hmkeeper-loop".into())
+        .spawn(move || {
+            let run = catch_unwind(AssertUnwindSafe(|| Worker::build(plan)));
+            let mut worker = match run {
+                Ok(Ok((worker, handle))) => {
+                    let _ = ready.send(Ok(handle));
+                    worker
+                }
+                Ok(Err(error)) => {
+                    let _ = ready.send(Err(error));
+                    return;
+                }
+                Err(_) => return,
+            };
+            let run = catch_unwind(AssertUnwindSafe(|| worker.run()));
+            let result = run.unwrap_or_else(|_| {
+                Err(DaemonError::Failed(anyhow!(
+                    "the loop panicked; the log says where: please report it"
+                )))
+            });
+            // Also after a panic: the kernel's settings are not ours to keep.
+            let release = catch_unwind(AssertUnwindSafe(|| worker.looping.release()));
+            if release.is_err() {
+                error!("undoing kernel settings failed; the next start does it");
+            }
+            let _ = ended.send(result);
+        })
+        .map_err(|e| anyhow!(e).context("cannot start the loop's thread"))?;
+    let handle = is_ready
+        .recv()
+        .map_err(|_| anyhow!("the loop panicked at its start; the log says where"))??;
+    Ok((handle, has_ended))
+}
+
+struct Worker {
+    root: Root,
+    looping: EpochLoop,
+    config: Config,
+    /// Attached by hand or on the command line.
+    attached: Vec<TargetSpec>,
+    operator_paused: bool,
+    dry_run: bool,
+    epochs: Option<u64>,
+    cpus: usize,
+    commands: mpsc::Receiver<Command>,
+    snapshots: Arc<watch::Sender<Arc<Snapshot>>>,
+    heart: Arc<Heart>,
+}
+
+impl Worker {
+    fn build(plan: Plan) -> Result<(Self, Handle), DaemonError> {
+        let root = Root::host();
+        let config = plan.config;
+        let tiers = read_tiers(&root, &config)?;
+        let sampler = sampler::open(&root, config.sampler, &config.daemon.state_dir)?;
+        let kind = AccessSampler::kind(&*sampler);
+        let (clock, waker) = SysClock::new();
+        let ports = Ports {
+            targets: Box::new(SysTargets::new(&root, &tiers)),
+            sampler,
+            residency: Box::new(SysResidency::new(&root)),
+            mover: Box::new(SysMover::new()),
+            clock: Box::new(clock),
+        };
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let settings = config.loop_settings(cpus, plan.dry_run);
+        let looping = EpochLoop::new(ports, tiers.clone(), settings, config.daemon.seed);
+        info!(
+            sampler = kind.as_str(),
+            tiers = tiers.tiers().len(),
+            "watching"
+        );
+        if tiers.tiers().len() < 2 {
+            warn!("this machine has one tier of memory: there is nothing to move to");
+        }
+        let snapshot = Snapshot::new(plan.started, kind, Arc::new(tiers));
+        let snapshots = Arc::new(watch::Sender::new(Arc::new(snapshot)));
+        let heart = Arc::new(Heart::new(plan.started));
+        let (commands, receiver) = mpsc::channel();
+        let mut worker = Self {
+            root,
+            looping,
+            config,
+            attached: plan.pids.into_iter().map(TargetSpec::of_pid).collect(),
+            operator_paused: false,
+            dry_run: plan.dry_run,
+            epochs: plan.epochs,
+            cpus,
+            commands: receiver,
+            snapshots: Arc::clone(&snapshots),
+            heart: Arc::clone(&heart),
+        };
+        worker.select();
+        worker.show_settings();
+        let handle = Handle {
+            commands,
+            waker,
+            snapshots,
+            heart,
+        };
+        Ok((worker, handle))
+    }
+
+    /// Turns until told to stop, or until the wanted epochs are over.
+    fn run(&mut self) -> Result<(), DaemonError> {
+        let mut failures = 0;
+        let mut left = self.epochs;
+        loop {
+            while let Ok(command) = self.commands.try_recv() {
+                if self.obey(command) {
+                    return Ok(());
+                }
+            }
+            if left == Some(0) {
+                return Ok(());
+            }
+            self.heart.beat();
+            let turn = self.looping.turn();
+            self.heart.beat();
+            match turn {
+                Ok(turn) => {
+                    log::events(&turn.events);
+                    self.forget_ended(&turn.events);
+                    if let Some(report) = turn.report {
+                        failures = 0;
+                        left = left.map(|n| n - 1);
+                        log::epoch(&report);
+                        self.snapshots
+                            .send_modify(|shared| Arc::make_mut(shared).record(report));
+                    }
+                }
+                Err(error) => {
+                    failures += 1;
+                    if failures >= FAILURES_MAX {
+                        return Err(error.into());
+                    }
+                    warn!(%error, failures, "an epoch failed");
+                    if self.wait(FAILURE_PAUSE) {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits, at most until a command comes. Tells whether to stop.
+    fn wait(&mut self, time: Duration) -> bool {
+        match self.commands.recv_timeout(time) {
+            Ok(command) => self.obey(command),
+            Err(_) => false,
+        }
+    }
+
+    /// Does what is asked. Tells whether to stop. Who asked may have gone away
+    /// since, so that nobody takes the answer.
+    fn obey(&mut self, command: Command) -> bool {
+        match command {
+            Command::Attach(pid, done) => {
+                let outcome = process::check(&self.root, pid);
+                if outcome.is_ok() && !self.attached.iter().any(|s| is_pid(s, pid)) {
+                    self.attached.push(TargetSpec::of_pid(pid));
+                    self.select();
+                }
+                let _ = done.send(outcome);
+            }
+            Command::Detach(pid, done) => {
+                let count = self.attached.len();
+                self.attached.retain(|s| !is_pid(s, pid));
+                let was_attached = self.attached.len() < count;
+                if was_attached {
+                    self.select();
+                }
+                let _ = done.send(was_attached);
+            }
+            Command::Pause(paused, done) => {
+                self.operator_paused = paused;
+                self.looping.pause(paused);
+                self.show_settings();
+                let _ = done.send(());
+            }
+            Command::Configure(config, tiers, done) => {
+                let settings = config.loop_settings(self.cpus, self.dry_run);
+                self.looping.configure(settings, tiers.clone());
+                self.config = *config;
+                self.select();
+                self.snapshots.send_if_modified(|shared| {
+                    Arc::make_mut(shared).tiers = Arc::new(tiers);
+                    false
+                });
+                self.show_settings();
+                let _ = done.send(());
+            }
+            Command::Stop => return true,
+        }
+        false
+    }
+
+    fn select(&mut self) {
+        let mut specs = self.config.targets.clone();
+        specs.extend(self.attached.iter().cloned());
+        self.looping.select(&specs);
+    }
+
+    /// A process that ended is not attached any more: its id may become
+    /// somebody else's.
+    fn forget_ended(&mut self, events: &[TargetEvent]) {
+        let count = self.attached.len();
+        self.attached.retain(|spec| {
+            !events
+                .iter()
+                .any(|e| matches!(e, TargetEvent::Ended { pid, .. } if is_pid(spec, *pid)))
+        });
+        if self.attached.len() < count {
+            self.select();
+        }
+    }
+
+    /// Publishes what the settings say.
+    fn show_settings(&mut self) {
+        let moving = self.config.migration.enabled && !self.dry_run;
+        let share = self.config.migration.share * self.config.profiling.interval.as_secs_f64();
+        self.heart.allow(Duration::from_secs_f64(share));
+        self.snapshots.send_modify(|shared| {
+            let snapshot = Arc::make_mut(shared);
+            snapshot.policy = self.config.policy.name();
+            snapshot.interval = self.config.profiling.interval;
+            snapshot.overhead_limit = self.config.profiling.overhead_limit;
+            let names = self.config.targets.iter();
+            snapshot.configured = names
+                .filter_map(|t| t.name.as_deref().map(Arc::from))
+                .collect();
+            snapshot.standing.clear();
+            for (holds, reason) in [
+                (self.operator_paused, PauseReason::Operator),
+                (!moving, PauseReason::DryRun),
+                (snapshot.tiers.tiers().len() < 2, PauseReason::OneTier),
+            ] {
+                if holds {
+                    snapshot.standing.push(reason);
+                }
+            }
+        });
+    }
+}
+
+fn is_pid(spec: &TargetSpec, pid: Pid) -> bool {
+    spec.selector == Selector::Pid(pid)
+}

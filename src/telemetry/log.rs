@@ -1,0 +1,148 @@
+//! Logs: to the journal under systemd, to stderr otherwise, and one place that
+//! says what an epoch's report reads like.
+
+use std::os::fd::AsFd;
+
+use tracing::{debug, info, warn};
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, reload};
+
+use crate::ports::TargetEvent;
+use crate::tiering::plan::Direction;
+use crate::tiering::report::{EpochReport, TargetReport};
+use crate::units::Bytes;
+
+/// The environment variable that overrides `daemon.log`: a level or a filter.
+pub const ENVIRONMENT: &str = "HMKEEPER_LOG";
+
+/// Changes the level of the running daemon.
+pub struct LevelHandle {
+    handle: reload::Handle<EnvFilter, Registry>,
+    fixed: bool,
+}
+
+impl LevelHandle {
+    /// Logs from `level` on, unless the environment decides.
+    pub fn set(&self, level: &str) {
+        if !self.fixed {
+            // Fails only when the subscriber is gone, and nobody reads logs then.
+            let _ = self.handle.reload(filter(level));
+        }
+    }
+}
+
+/// Only what hmkeeper says; of the libraries that it uses, only warnings.
+fn filter(level: &str) -> EnvFilter {
+    EnvFilter::builder()
+        .with_default_directive(LevelFilter::WARN.into())
+        .parse_lossy(format!("hmkeeper={level}"))
+}
+
+/// Starts logging from `level` on, or as the environment says.
+///
+/// # Errors
+/// When the environment's filter cannot be read; the text names it.
+pub fn start(level: &str) -> Result<LevelHandle, String> {
+    let wanted = std::env::var(ENVIRONMENT).ok().filter(|v| !v.is_empty());
+    let (filter, fixed) = match wanted {
+        None => (filter(level), false),
+        Some(text) => {
+            let is_level = text.parse::<LevelFilter>().is_ok();
+            let parsed = if is_level {
+                filter(&text)
+            } else {
+                EnvFilter::try_new(&text).map_err(|e| {
+                    format!("{ENVIRONMENT}={text}: {e}; write a level such as \"debug\"")
+                })?
+            };
+            (parsed, true)
+        }
+    };
+    let (filter, handle) = reload::Layer::new(filter);
+    let output = if in_journal() {
+        tracing_journald::layer().ok().map(Layer::boxed)
+    } else {
+        None
+    };
+    let output = output.unwrap_or_else(|| {
+        tracing_subscriber::fmt::layer()
+            .with_writer(std::io::stderr)
+            .with_target(false)
+            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+            .boxed()
+    });
+    // A second start, as in tests, keeps the first subscriber.
+    let _ = tracing_subscriber::registry()
+        .with(filter)
+        .with(output)
+        .try_init();
+    Ok(LevelHandle { handle, fixed })
+}
+
+/// Whether stderr is the journal's: systemd says which file that would be.
+fn in_journal() -> bool {
+    let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
+        return false;
+    };
+    nix::sys::stat::fstat(std::io::stderr().as_fd())
+        .is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
+}
+
+/// Logs what happened to targets.
+pub fn events(events: &[TargetEvent]) {
+    for event in events {
+        match event {
+            TargetEvent::Attached { pid, name } => info!(%pid, %name, "target found"),
+            TargetEvent::Ended { pid, name } => info!(%pid, %name, "target ended"),
+            TargetEvent::Replaced { pid, name } => {
+                info!(%pid, %name, "target runs another program: starting over");
+            }
+            TargetEvent::Unwatchable { pid, why } => warn!(%pid, %why, "cannot be watched"),
+        }
+    }
+}
+
+/// Logs an epoch: a line at debug, and one at info for each target of which
+/// something was moved.
+pub fn epoch(report: &EpochReport) {
+    let cost = &report.cost;
+    debug!(
+        epoch = report.epoch,
+        targets = report.targets.len(),
+        quota = report.sample_quota,
+        profiling = %cost.profiling,
+        migration = %cost.migration,
+        elapsed = %cost.elapsed,
+        "epoch"
+    );
+    for target in &report.targets {
+        let moved = |direction| moved(target, direction);
+        let (up, down) = (moved(Direction::Promotion), moved(Direction::Demotion));
+        if up + down > Bytes::ZERO {
+            info!(
+                epoch = report.epoch,
+                pid = %target.pid,
+                name = %target.name,
+                promoted = %up,
+                demoted = %down,
+                why = %reasons(target),
+                "moved"
+            );
+        }
+    }
+}
+
+fn moved(target: &TargetReport, direction: Direction) -> Bytes {
+    let flows = target.flows.iter().filter(|f| f.direction == direction);
+    flows.map(|f| f.moved).sum()
+}
+
+fn reasons(target: &TargetReport) -> String {
+    let moved = target.flows.iter().filter(|f| !f.moved.is_zero());
+    let mut names: Vec<&str> = moved.map(|f| f.reason.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(",")
+}

@@ -1,0 +1,390 @@
+//! The metrics of `/metrics`: one declaration each, rendered from a
+//! [`Snapshot`] whenever somebody asks.
+//!
+//! A registry is filled anew for each scrape. That costs microseconds for the
+//! few hundred series there are, and no series can be forgotten: what is gone
+//! from the snapshot is gone from the page.
+
+use std::collections::BTreeMap;
+
+use prometheus::{CounterVec, GaugeVec, Opts, Registry, TextEncoder};
+
+use super::Snapshot;
+use super::totals::tier_name;
+use crate::tiering::plan::Direction;
+use crate::tiering::report::{PauseReason, TargetReport};
+
+/// Which way a metric goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Up and down.
+    Gauge,
+    /// Only up, from the daemon's start.
+    Counter,
+}
+
+/// A metric's declaration.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its full name, with the unit.
+    pub name: &'static str,
+    /// Which way it goes.
+    pub kind: Kind,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+    /// What it says.
+    pub help: &'static str,
+}
+
+macro_rules! metrics {
+    ($($id:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+        $(static $id: Metric = Metric {
+            name: $name,
+            kind: Kind::$kind,
+            labels: &[$($label),*],
+            help: $help,
+        };)*
+        /// Every metric.
+        pub static ALL: &[&Metric] = &[$(&$id),*];
+    };
+}
+
+metrics! {
+    RESIDENT = Gauge "hmkeeper_tier_resident_bytes" ["target", "tier"]
+        "Movable memory of the target that lies on the tier.";
+    ACCESS = Gauge "hmkeeper_tier_access_ratio" ["target", "tier"]
+        "Estimated share of the target's accesses that the tier serves: its hit rate.";
+    FREE = Gauge "hmkeeper_tier_free_bytes" ["tier", "node"]
+        "Free memory of the node.";
+    PROMOTED = Counter "hmkeeper_promoted_bytes_total" ["target", "from_tier", "to_tier", "reason"]
+        "Bytes moved to a faster tier.";
+    DEMOTED = Counter "hmkeeper_demoted_bytes_total" ["target", "from_tier", "to_tier", "reason"]
+        "Bytes moved to a slower tier.";
+    MOVE_PAGES = Counter "hmkeeper_move_pages_total" ["target", "result"]
+        "Pages of 4 KiB that were to be moved, by what became of them.";
+    REGIONS = Gauge "hmkeeper_regions" ["target"]
+        "Regions in which the target's memory is watched.";
+    SAMPLES = Gauge "hmkeeper_samples" ["target"]
+        "Pages watched in the last epoch.";
+    SPLITS = Counter "hmkeeper_region_splits_total" []
+        "Regions split.";
+    MERGES = Counter "hmkeeper_region_merges_total" []
+        "Pairs of regions merged.";
+    EPOCHS = Counter "hmkeeper_epochs_total" []
+        "Turns of the loop.";
+    EPOCH_DURATION = Gauge "hmkeeper_epoch_duration_seconds" ["phase"]
+        "Length of the last epoch: total and migration in wall-clock time, profiling in the loop's CPU time.";
+    OVERHEAD = Gauge "hmkeeper_overhead_ratio" ["target", "kind"]
+        "What we cost the target in the last epoch, as a share of its CPU time.";
+    OVERHEAD_LIMIT = Gauge "hmkeeper_overhead_limit_ratio" []
+        "The configured limit of the sum over kinds of hmkeeper_overhead_ratio.";
+    OWN_CPU = Counter "hmkeeper_own_cpu_seconds_total" ["kind"]
+        "CPU time of our threads and of our kdamonds, up to the last epoch.";
+    LONGEST_CALL = Gauge "hmkeeper_longest_move_call_seconds" []
+        "The longest single system call that moved pages since the start: bounds any stall.";
+    UP = Gauge "hmkeeper_target_up" ["target"]
+        "Processes of this name that are watched; 0 for a configured target that is not there.";
+    SAMPLER = Gauge "hmkeeper_sampler_info" ["kind"]
+        "1 for the mechanism that tells accessed pages apart.";
+    RELOADS = Counter "hmkeeper_config_reloads_total" ["result"]
+        "Configuration reloads.";
+    PAUSED = Gauge "hmkeeper_paused" ["reason"]
+        "1 where nothing is moved for this reason, for everybody or for at least one target.";
+    BUILD = Gauge "hmkeeper_build_info" ["version"]
+        "1 for the version that runs.";
+}
+
+/// The MIME type of [`render`]'s text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A page of metrics under construction.
+struct Page {
+    registry: Registry,
+}
+
+impl Page {
+    /// Adds the series of one metric: label values in the declared order.
+    fn add<L: AsRef<str> + std::fmt::Debug>(
+        &self,
+        metric: &Metric,
+        series: impl IntoIterator<Item = (Vec<L>, f64)>,
+    ) -> Result<(), prometheus::Error> {
+        let opts = Opts::new(metric.name, metric.help);
+        match metric.kind {
+            Kind::Gauge => {
+                let family = GaugeVec::new(opts, metric.labels)?;
+                for (labels, value) in series {
+                    family.get_metric_with_label_values(&labels)?.set(value);
+                }
+                self.registry.register(Box::new(family))
+            }
+            Kind::Counter => {
+                let family = CounterVec::new(opts, metric.labels)?;
+                for (labels, value) in series {
+                    family.get_metric_with_label_values(&labels)?.inc_by(value);
+                }
+                self.registry.register(Box::new(family))
+            }
+        }
+    }
+
+    /// Adds a metric without labels.
+    fn one(&self, metric: &Metric, value: f64) -> Result<(), prometheus::Error> {
+        self.add::<&str>(metric, [(vec![], value)])
+    }
+}
+
+/// The page, in Prometheus' text format.
+///
+/// # Errors
+/// Never with the declarations above; the library's errors are passed on.
+pub fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
+    let page = Page {
+        registry: Registry::new(),
+    };
+    per_target(&page, snapshot)?;
+    moves(&page, snapshot)?;
+    own(&page, snapshot)?;
+    let tiers = &snapshot.tiers;
+    page.add(
+        &FREE,
+        snapshot.report.nodes.iter().map(|usage| {
+            let tier = tiers.tier_of(usage.node);
+            let name = tier.map_or_else(|| "".into(), |t| tier_name(tiers, t));
+            let labels = vec![name.to_string(), usage.node.to_string()];
+            (labels, usage.free.as_f64())
+        }),
+    )?;
+    TextEncoder::new().encode_to_string(&page.registry.gather())
+}
+
+/// All processes of one name as one.
+fn by_name(targets: &[TargetReport]) -> BTreeMap<&str, Vec<&TargetReport>> {
+    let mut names: BTreeMap<&str, Vec<&TargetReport>> = BTreeMap::new();
+    for target in targets {
+        names.entry(&target.name).or_default().push(target);
+    }
+    names
+}
+
+/// The mean of a share over processes of one name, weighted with their CPU
+/// time, or evenly where none ran.
+fn mean(targets: &[&TargetReport], share: impl Fn(&TargetReport) -> f64) -> f64 {
+    let time = |t: &TargetReport| t.overhead.target_cpu.as_secs_f64();
+    let total: f64 = targets.iter().map(|t| time(t)).sum();
+    if total > 0.0 {
+        targets.iter().map(|t| share(t) * time(t)).sum::<f64>() / total
+    } else {
+        targets.iter().map(|t| share(t)).sum::<f64>() / targets.len().max(1) as f64
+    }
+}
+
+fn per_target(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
+    let names = by_name(&snapshot.report.targets);
+    let tiers = &snapshot.tiers;
+    let mut resident = Vec::new();
+    let mut access = Vec::new();
+    let mut overhead = Vec::new();
+    for (&name, targets) in &names {
+        for tier in tiers.ids() {
+            let labels = vec![name.to_owned(), tier_name(tiers, tier).to_string()];
+            let bytes = targets.iter().filter_map(|t| t.resident.get(tier.index()));
+            resident.push((labels.clone(), bytes.map(|b| b.as_f64()).sum()));
+            let ratio = mean(targets, |t| {
+                t.access_ratio.get(tier.index()).copied().unwrap_or(0.0)
+            });
+            access.push((labels, ratio));
+        }
+        for (kind, share) in [
+            ("profiling", mean(targets, |t| t.overhead.profiling)),
+            ("migration", mean(targets, |t| t.overhead.migration)),
+            ("target", mean(targets, |t| t.overhead.target_side)),
+        ] {
+            overhead.push((vec![name, kind], share));
+        }
+    }
+    page.add(&RESIDENT, resident)?;
+    page.add(&ACCESS, access)?;
+    page.add(&OVERHEAD, overhead)?;
+    let sum = |of: fn(&TargetReport) -> u64| {
+        names
+            .iter()
+            .map(move |(name, targets)| {
+                let sum: u64 = targets.iter().map(|t| of(t)).sum();
+                (vec![*name], sum as f64)
+            })
+            .collect::<Vec<_>>()
+    };
+    page.add(&REGIONS, sum(|t| t.regions))?;
+    page.add(&SAMPLES, sum(|t| t.samples))?;
+    let mut up: BTreeMap<&str, f64> = BTreeMap::new();
+    up.extend(snapshot.configured.iter().map(|name| (&**name, 0.0)));
+    up.extend(names.iter().map(|(n, t)| (*n, t.len() as f64)));
+    page.add(&UP, up.into_iter().map(|(name, count)| (vec![name], count)))
+}
+
+fn moves(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
+    let names = &snapshot.totals.names;
+    for (metric, direction) in [
+        (&PROMOTED, Direction::Promotion),
+        (&DEMOTED, Direction::Demotion),
+    ] {
+        let series = names.iter().flat_map(|(name, totals)| {
+            let ways = totals.moved.iter();
+            ways.filter(|(way, _)| way.direction == direction)
+                .map(|(way, bytes)| {
+                    let labels = vec![&**name, &*way.from, &*way.to, way.reason.as_str()];
+                    (labels, bytes.as_f64())
+                })
+        });
+        page.add(metric, series)?;
+    }
+    page.add(
+        &MOVE_PAGES,
+        names.iter().flat_map(|(name, totals)| {
+            let results = totals.pages.labelled().into_iter();
+            results.map(|(result, count)| (vec![&**name, result], count as f64))
+        }),
+    )
+}
+
+fn own(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
+    let totals = &snapshot.totals;
+    page.one(&SPLITS, totals.splits as f64)?;
+    page.one(&MERGES, totals.merges as f64)?;
+    page.one(&EPOCHS, totals.epochs as f64)?;
+    page.one(&OVERHEAD_LIMIT, snapshot.overhead_limit)?;
+    page.one(&LONGEST_CALL, totals.longest_call.as_secs_f64())?;
+    let report = &snapshot.report;
+    page.add(
+        &EPOCH_DURATION,
+        [
+            ("total", report.cost.elapsed),
+            ("profiling", report.cost.profiling),
+            ("migration", report.migration_elapsed),
+        ]
+        .map(|(phase, time)| (vec![phase], time.as_secs_f64())),
+    )?;
+    page.add(
+        &OWN_CPU,
+        totals
+            .cpu
+            .labelled()
+            .map(|(kind, time)| (vec![kind], time.as_secs_f64())),
+    )?;
+    page.add(&SAMPLER, [(vec![snapshot.sampler.as_str()], 1.0)])?;
+    page.add(
+        &RELOADS,
+        [
+            ("ok", snapshot.reloads.ok),
+            ("failed", snapshot.reloads.failed),
+        ]
+        .map(|(result, count)| (vec![result], count as f64)),
+    )?;
+    let mut paused = snapshot.paused();
+    paused.extend(report.targets.iter().filter_map(|t| t.paused));
+    page.add(
+        &PAUSED,
+        PauseReason::ALL.map(|reason| {
+            let on = paused.contains(&reason);
+            (vec![reason.as_str()], f64::from(u8::from(on)))
+        }),
+    )?;
+    page.add(&BUILD, [(vec![env!("CARGO_PKG_VERSION")], 1.0)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::testing::{report, snapshot, target};
+
+    fn value(page: &str, series: &str) -> Option<f64> {
+        page.lines()
+            .find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+    }
+
+    #[test]
+    fn every_declared_metric_is_rendered_with_its_kind_and_help() {
+        let page = render(&snapshot()).unwrap();
+        for metric in ALL {
+            let kind = match metric.kind {
+                Kind::Gauge => "gauge",
+                Kind::Counter => "counter",
+            };
+            let name = metric.name;
+            assert!(page.contains(&format!("# TYPE {name} {kind}\n")), "{name}");
+            assert!(page.contains(&format!("# HELP {name} {}\n", metric.help)));
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+        }
+        let types = page.lines().filter(|l| l.starts_with("# TYPE")).count();
+        assert_eq!(types, ALL.len());
+    }
+
+    #[test]
+    fn processes_of_one_name_are_one_series() {
+        let mut snapshot = snapshot();
+        let mut busy = target(1, "db");
+        busy.access_ratio = vec![1.0, 0.0];
+        busy.overhead.target_cpu = crate::units::Nanos::from_secs(3);
+        let mut quiet = target(2, "db");
+        quiet.access_ratio = vec![0.0, 1.0];
+        quiet.overhead.target_cpu = crate::units::Nanos::from_secs(1);
+        snapshot.record(report(2, vec![busy, quiet]));
+        let page = render(&snapshot).unwrap();
+        let at = |series: &str| value(&page, series);
+        assert_eq!(
+            at("hmkeeper_tier_access_ratio{target=\"db\",tier=\"dram0\"}"),
+            Some(0.75)
+        );
+        assert_eq!(
+            at("hmkeeper_tier_resident_bytes{target=\"db\",tier=\"dram0\"}"),
+            Some(2.0 * 96.0 * 1_048_576.0)
+        );
+        assert_eq!(at("hmkeeper_target_up{target=\"db\"}"), Some(2.0));
+        assert_eq!(at("hmkeeper_target_up{target=\"absent\"}"), Some(0.0));
+    }
+
+    #[test]
+    fn series_of_a_target_that_is_gone_are_gone() {
+        let mut snapshot = snapshot();
+        assert!(render(&snapshot).unwrap().contains("target=\"db\""));
+        snapshot.record(report(2, vec![]));
+        let page = render(&snapshot).unwrap();
+        let left: Vec<&str> = page.lines().filter(|l| l.contains("\"db\"")).collect();
+        // It is configured, so that it is worth saying that it is not there.
+        assert_eq!(left, ["hmkeeper_target_up{target=\"db\"} 0"]);
+    }
+
+    #[test]
+    fn a_target_that_is_left_alone_shows_as_paused() {
+        let mut snapshot = snapshot();
+        let blind = "hmkeeper_paused{reason=\"sampler-blind\"}";
+        assert_eq!(value(&render(&snapshot).unwrap(), blind), Some(0.0));
+        let mut one = target(1, "db");
+        one.paused = Some(PauseReason::SamplerBlind);
+        snapshot.record(report(2, vec![one]));
+        assert_eq!(value(&render(&snapshot).unwrap(), blind), Some(1.0));
+    }
+
+    #[test]
+    fn the_manual_lists_every_metric_and_no_other() {
+        let manual = include_str!("../../docs/metrics.md");
+        let mut rows: Vec<&str> = manual
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+            .collect();
+        let mut declared: Vec<String> = ALL
+            .iter()
+            .map(|m| {
+                if m.labels.is_empty() {
+                    m.name.to_owned()
+                } else {
+                    format!("{}{{{}}}", m.name, m.labels.join(","))
+                }
+            })
+            .collect();
+        rows.sort_unstable();
+        declared.sort_unstable();
+        assert_eq!(rows, declared);
+    }
+}

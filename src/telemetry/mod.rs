@@ -1,0 +1,96 @@
+//! What people and machines see of the daemon.
+//!
+//! Everything is made from one value: the [`Snapshot`] that the loop publishes
+//! after each epoch, on a `watch` channel. [`metrics`] renders it for
+//! Prometheus, [`status`] for `hmkeeper status`, [`http`] serves both. None of
+//! them keeps state of its own: what is not in the snapshot is not shown, and
+//! the series of a target that is gone vanish with it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::ports::SamplerKind;
+use crate::tiering::report::{EpochReport, PauseReason};
+use crate::tiering::tier::TierTable;
+use crate::units::Nanos;
+
+pub mod http;
+pub mod log;
+pub mod metrics;
+pub mod status;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod totals;
+
+use totals::Totals;
+
+/// Configuration reloads by result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reloads {
+    /// Applied.
+    pub ok: u64,
+    /// Refused; the old configuration stayed.
+    pub failed: u64,
+}
+
+/// The daemon as it was after its last epoch.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// When the daemon started.
+    pub started: Instant,
+    /// The sampler in use.
+    pub sampler: SamplerKind,
+    /// The policy in use.
+    pub policy: &'static str,
+    /// The configured interval.
+    pub interval: Nanos,
+    /// The configured limit of [`Overhead`](crate::tiering::report::Overhead).
+    pub overhead_limit: f64,
+    /// The tiers of this machine.
+    pub tiers: Arc<TierTable>,
+    /// Names of configured targets, watched or not.
+    pub configured: Vec<Arc<str>>,
+    /// What holds whatever the last epoch says: the operator, a dry run, a
+    /// machine with one tier.
+    pub standing: Vec<PauseReason>,
+    /// The last epoch; number 0 before the first.
+    pub report: EpochReport,
+    /// Sums over all epochs.
+    pub totals: Totals,
+    /// Configuration reloads.
+    pub reloads: Reloads,
+}
+
+impl Snapshot {
+    /// Before the first epoch.
+    pub fn new(started: Instant, sampler: SamplerKind, tiers: Arc<TierTable>) -> Self {
+        Self {
+            started,
+            sampler,
+            policy: "",
+            interval: Nanos::ZERO,
+            overhead_limit: 0.0,
+            tiers,
+            configured: Vec::new(),
+            standing: Vec::new(),
+            report: EpochReport::default(),
+            totals: Totals::default(),
+            reloads: Reloads::default(),
+        }
+    }
+
+    /// Takes in the epoch that ended.
+    pub fn record(&mut self, report: EpochReport) {
+        self.totals.add(&report, &self.tiers);
+        self.report = report;
+    }
+
+    /// Why nothing is moved, for everybody: each reason once, in order.
+    pub fn paused(&self) -> Vec<PauseReason> {
+        let mut reasons = self.standing.clone();
+        reasons.extend(&self.report.paused);
+        reasons.sort_unstable();
+        reasons.dedup();
+        reasons
+    }
+}

@@ -1,0 +1,597 @@
+//! What `hmkeeper status` shows: [`Status`], serialised for `--json` and the
+//! control socket, and one screen of text.
+//!
+//! The JSON is stable: keys are added, never renamed or removed. Sizes are in
+//! bytes, times in seconds, shares from 0 to 1; `docs/control.md` lists it.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::Snapshot;
+use super::totals::{MoveTotals, Way, tier_name};
+use crate::tiering::observation::{Exclusion, TargetKind};
+use crate::tiering::plan::{Direction, Reason};
+use crate::tiering::report::{PauseReason, TargetReport};
+use crate::units::{Bytes, Pid};
+
+/// The daemon at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The daemon's version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Since its start.
+    pub uptime_seconds: f64,
+    /// The sampler in use.
+    pub sampler: String,
+    /// The policy in use.
+    pub policy: String,
+    /// The configured interval.
+    pub interval_seconds: f64,
+    /// Epochs so far.
+    pub epoch: u64,
+    /// Why nothing is moved, for everybody; empty when moving.
+    pub paused: Vec<PauseReason>,
+    /// The machine's tiers.
+    pub tiers: Vec<TierStatus>,
+    /// Who is watched.
+    pub targets: Vec<TargetStatus>,
+    /// Configured targets without a process.
+    pub absent: Vec<String>,
+    /// What we cost.
+    pub cost: CostStatus,
+    /// Configuration reloads.
+    pub reloads: ReloadStatus,
+}
+
+/// A tier.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TierStatus {
+    /// Its name.
+    pub name: String,
+    /// Its nodes.
+    pub nodes: Vec<u32>,
+    /// All memory of its nodes.
+    pub total_bytes: u64,
+    /// Free of it.
+    pub free_bytes: u64,
+}
+
+/// A watched process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TargetStatus {
+    /// Its name.
+    pub name: String,
+    /// Its process.
+    pub pid: Pid,
+    /// How it is treated.
+    pub kind: TargetKind,
+    /// Tiers as its CPUs see them, fastest first; equals share a rank.
+    pub ranking: Vec<Vec<String>>,
+    /// Memory that may be moved.
+    pub eligible_bytes: u64,
+    /// Memory that may not, by why.
+    pub excluded: Vec<ExcludedStatus>,
+    /// Memory hot in at least half of the scans.
+    pub hot_bytes: u64,
+    /// Regions in which it is watched.
+    pub regions: u64,
+    /// Pages watched in the last epoch.
+    pub samples: u64,
+    /// Of these, seen accessed.
+    pub samples_accessed: u64,
+    /// Of these, never known.
+    pub samples_unknown: u64,
+    /// Where it lies, and what serves its accesses.
+    pub tiers: Vec<ShareStatus>,
+    /// What was moved and why.
+    pub moves: Vec<MoveStatus>,
+    /// Promoted since it is watched.
+    pub promoted_bytes: u64,
+    /// Demoted since it is watched.
+    pub demoted_bytes: u64,
+    /// What we cost it in the last epoch, as shares of its CPU time.
+    pub overhead: OverheadStatus,
+    /// Why it alone is left alone.
+    pub paused: Option<PauseReason>,
+}
+
+/// Memory that is never moved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExcludedStatus {
+    /// Why.
+    pub why: Exclusion,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// One tier's part in a target.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShareStatus {
+    /// The tier.
+    pub tier: String,
+    /// Memory of the target there.
+    pub resident_bytes: u64,
+    /// Estimated share of its accesses that the tier serves.
+    pub access_ratio: f64,
+}
+
+/// One way that bytes went.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MoveStatus {
+    /// The tier they left.
+    pub from: String,
+    /// The tier they went to.
+    pub to: String,
+    /// Up or down in the target's view.
+    pub direction: Direction,
+    /// Why.
+    pub reason: Reason,
+    /// Planned at the end of the last epoch.
+    pub planned_bytes: u64,
+    /// Moved in the last epoch.
+    pub last_bytes: u64,
+    /// Moved since the target is watched.
+    pub total_bytes: u64,
+}
+
+/// What we cost one target, as shares of its CPU time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OverheadStatus {
+    /// Our profiling threads and kdamonds.
+    pub profiling: f64,
+    /// Our movers.
+    pub migration: f64,
+    /// Modelled: what the target itself pays.
+    pub target: f64,
+    /// All of it, held against the limit.
+    pub total: f64,
+}
+
+/// What we cost.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CostStatus {
+    /// The configured limit of a target's `overhead.total`.
+    pub limit: f64,
+    /// Our CPU time over the time since the start, in CPUs.
+    pub cpus: f64,
+    /// CPU time of scanning, reading maps, deciding.
+    pub profiling_seconds: f64,
+    /// CPU time of our kdamonds.
+    pub kdamonds_seconds: f64,
+    /// CPU time of movers.
+    pub migration_seconds: f64,
+    /// CPU time of all else.
+    pub other_seconds: f64,
+    /// The longest system call that moved pages.
+    pub longest_move_call_seconds: f64,
+}
+
+/// Configuration reloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReloadStatus {
+    /// Applied.
+    pub ok: u64,
+    /// Refused.
+    pub failed: u64,
+}
+
+impl Status {
+    /// What `snapshot` says, `uptime` after the start.
+    pub fn new(snapshot: &Snapshot, uptime: Duration) -> Self {
+        let report = &snapshot.report;
+        let totals = &snapshot.totals;
+        let cpu = totals.cpu;
+        let elapsed = totals.elapsed.as_secs_f64();
+        let absent = snapshot.configured.iter();
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: uptime.as_secs_f64(),
+            sampler: snapshot.sampler.as_str().to_owned(),
+            policy: snapshot.policy.to_owned(),
+            interval_seconds: snapshot.interval.as_secs_f64(),
+            epoch: report.epoch,
+            paused: snapshot.paused(),
+            tiers: tiers(snapshot),
+            targets: report
+                .targets
+                .iter()
+                .map(|t| TargetStatus::new(t, totals.targets.get(&t.id), snapshot))
+                .collect(),
+            absent: absent
+                .filter(|name| !report.targets.iter().any(|t| t.name == **name))
+                .map(ToString::to_string)
+                .collect(),
+            cost: CostStatus {
+                limit: snapshot.overhead_limit,
+                cpus: if elapsed > 0.0 {
+                    cpu.total().as_secs_f64() / elapsed
+                } else {
+                    0.0
+                },
+                profiling_seconds: cpu.profiling.as_secs_f64(),
+                kdamonds_seconds: cpu.kdamonds.as_secs_f64(),
+                migration_seconds: cpu.migration.as_secs_f64(),
+                other_seconds: cpu.other.as_secs_f64(),
+                longest_move_call_seconds: totals.longest_call.as_secs_f64(),
+            },
+            reloads: ReloadStatus {
+                ok: snapshot.reloads.ok,
+                failed: snapshot.reloads.failed,
+            },
+        }
+    }
+}
+
+fn tiers(snapshot: &Snapshot) -> Vec<TierStatus> {
+    let table = &snapshot.tiers;
+    let sum = |tier: &crate::tiering::tier::Tier, of: fn(Bytes, Bytes) -> Bytes| {
+        let usage = snapshot.report.nodes.iter();
+        usage
+            .filter(|u| tier.nodes.contains(&u.node))
+            .map(|u| of(u.total, u.free))
+            .sum::<Bytes>()
+            .0
+    };
+    table
+        .tiers()
+        .iter()
+        .map(|tier| TierStatus {
+            name: tier.name.clone(),
+            nodes: tier.nodes.iter().map(|n| n.0).collect(),
+            total_bytes: sum(tier, |total, _| total),
+            free_bytes: sum(tier, |_, free| free),
+        })
+        .collect()
+}
+
+impl TargetStatus {
+    fn new(target: &TargetReport, totals: Option<&MoveTotals>, snapshot: &Snapshot) -> Self {
+        let table = &snapshot.tiers;
+        let name = |tier| tier_name(table, tier).to_string();
+        let sum = |direction| totals.map_or(0, |t| t.bytes(direction).0);
+        Self {
+            name: target.name.to_string(),
+            pid: target.pid,
+            kind: target.kind,
+            ranking: target
+                .ranking
+                .iter()
+                .map(|rank| rank.iter().map(|t| name(*t)).collect())
+                .collect(),
+            eligible_bytes: target.eligible.0,
+            excluded: target
+                .excluded
+                .iter()
+                .map(|(why, bytes)| ExcludedStatus {
+                    why: *why,
+                    bytes: bytes.0,
+                })
+                .collect(),
+            hot_bytes: target.hot.0,
+            regions: target.regions,
+            samples: target.samples,
+            samples_accessed: target.samples_accessed,
+            samples_unknown: target.samples_unknown,
+            tiers: table
+                .ids()
+                .map(|tier| ShareStatus {
+                    tier: name(tier),
+                    resident_bytes: target.resident.get(tier.index()).map_or(0, |b| b.0),
+                    access_ratio: target
+                        .access_ratio
+                        .get(tier.index())
+                        .copied()
+                        .unwrap_or(0.0),
+                })
+                .collect(),
+            moves: moves(target, totals, snapshot),
+            promoted_bytes: sum(Direction::Promotion),
+            demoted_bytes: sum(Direction::Demotion),
+            overhead: OverheadStatus {
+                profiling: target.overhead.profiling,
+                migration: target.overhead.migration,
+                target: target.overhead.target_side,
+                total: target.overhead.total(),
+            },
+            paused: target.paused,
+        }
+    }
+}
+
+/// Every way that anything ever went, with what went there lately.
+fn moves(
+    target: &TargetReport,
+    totals: Option<&MoveTotals>,
+    snapshot: &Snapshot,
+) -> Vec<MoveStatus> {
+    let Some(totals) = totals else {
+        return Vec::new();
+    };
+    let same = |way: &Way, flow: &crate::tiering::report::Flow| {
+        way.from == tier_name(&snapshot.tiers, flow.from)
+            && way.to == tier_name(&snapshot.tiers, flow.to)
+            && way.direction == flow.direction
+            && way.reason == flow.reason
+    };
+    totals
+        .moved
+        .iter()
+        .map(|(way, total)| {
+            let flows = || target.flows.iter().filter(|flow| same(way, flow));
+            MoveStatus {
+                from: way.from.to_string(),
+                to: way.to.to_string(),
+                direction: way.direction,
+                reason: way.reason,
+                planned_bytes: flows().map(|f| f.planned).sum::<Bytes>().0,
+                last_bytes: flows().map(|f| f.moved).sum::<Bytes>().0,
+                total_bytes: total.0,
+            }
+        })
+        .collect()
+}
+
+/// Columns of the text: it fits any terminal of this width.
+pub const WIDTH: usize = 100;
+
+impl Status {
+    /// One screen for people; no line is longer than [`WIDTH`].
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string does not fail.
+        let _ = self.write(&mut out);
+        let lines = out.lines().map(|line| cut(line.trim_end(), WIDTH));
+        lines.map(|line| line + "\n").collect()
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(
+            out,
+            "hmkeeper {}, up {}, epoch {} of {}, sampler {}, policy {}",
+            self.version,
+            age(self.uptime_seconds),
+            self.epoch,
+            age(self.interval_seconds),
+            self.sampler,
+            self.policy
+        )?;
+        for reason in &self.paused {
+            writeln!(out, "nothing is moved: {}", explained(*reason))?;
+        }
+        let cost = &self.cost;
+        writeln!(
+            out,
+            "own cost {} of a CPU (profiling {:.1} s, kdamonds {:.1} s, migration {:.1} s, other {:.1} s)",
+            percent(cost.cpus),
+            cost.profiling_seconds,
+            cost.kdamonds_seconds,
+            cost.migration_seconds,
+            cost.other_seconds
+        )?;
+        writeln!(
+            out,
+            "\n{:<16} {:<12} {:>10} {:>10}",
+            "TIER", "NODES", "FREE", "TOTAL"
+        )?;
+        for tier in &self.tiers {
+            let nodes: Vec<String> = tier.nodes.iter().map(ToString::to_string).collect();
+            writeln!(
+                out,
+                "{:<16} {:<12} {:>10} {:>10}",
+                cut(&tier.name, 16),
+                cut(&nodes.join(","), 12),
+                Bytes(tier.free_bytes),
+                Bytes(tier.total_bytes)
+            )?;
+        }
+        for target in &self.targets {
+            target.write(out, cost.limit)?;
+        }
+        if self.targets.is_empty() {
+            writeln!(
+                out,
+                "\nno target: name one in the configuration, or `hmkeeper attach PID`"
+            )?;
+        }
+        if !self.absent.is_empty() {
+            writeln!(out, "\nnot there: {}", self.absent.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+impl TargetStatus {
+    fn write(&self, out: &mut String, limit: f64) -> std::fmt::Result {
+        writeln!(
+            out,
+            "\n{} (pid {}): {} hot of {} in {} regions, {} samples ({} accessed, {} unknown)",
+            cut(&self.name, 24),
+            self.pid,
+            Bytes(self.hot_bytes),
+            Bytes(self.eligible_bytes),
+            self.regions,
+            self.samples,
+            self.samples_accessed,
+            self.samples_unknown
+        )?;
+        if let Some(reason) = self.paused {
+            writeln!(out, "  left alone: {}", explained(reason))?;
+        }
+        writeln!(
+            out,
+            "  costs it {} of its CPU time: profiling {}, migration {}, own share {}; limit {}",
+            percent(self.overhead.total),
+            percent(self.overhead.profiling),
+            percent(self.overhead.migration),
+            percent(self.overhead.target),
+            percent(limit)
+        )?;
+        writeln!(
+            out,
+            "  {:<16} {:>10} {:>10}",
+            "TIER", "RESIDENT", "ACCESSES"
+        )?;
+        let rank = |tier: &str| {
+            let holds = |rank: &Vec<String>| rank.iter().any(|t| t == tier);
+            self.ranking.iter().position(holds).unwrap_or(usize::MAX)
+        };
+        let mut tiers: Vec<&ShareStatus> = self.tiers.iter().collect();
+        tiers.sort_by_key(|share| rank(&share.tier));
+        for share in tiers {
+            writeln!(
+                out,
+                "  {:<16} {:>10} {:>10}",
+                cut(&share.tier, 16),
+                Bytes(share.resident_bytes),
+                percent(share.access_ratio)
+            )?;
+        }
+        if self.moves.is_empty() {
+            return writeln!(out, "  nothing was moved yet");
+        }
+        writeln!(
+            out,
+            "  {:<10} {:<16} {:<16} {:<6} {:>10} {:>10}",
+            "MOVED", "FROM", "TO", "WHY", "LAST", "SO FAR"
+        )?;
+        for way in &self.moves {
+            writeln!(
+                out,
+                "  {:<10} {:<16} {:<16} {:<6} {:>10} {:>10}",
+                match way.direction {
+                    Direction::Demotion => "demoted",
+                    Direction::Promotion => "promoted",
+                },
+                cut(&way.from, 16),
+                cut(&way.to, 16),
+                way.reason.as_str(),
+                Bytes(way.last_bytes),
+                Bytes(way.total_bytes)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// At most `width` characters.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width - 1).chain("…".chars()).collect()
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn explained(reason: PauseReason) -> String {
+    let why = match reason {
+        PauseReason::Operator => "`hmkeeper resume` goes on",
+        PauseReason::DryRun => "plans are made and counted only",
+        PauseReason::SamplerBlind => "busy, but no page is ever seen accessed",
+        PauseReason::NoSampler => "see `hmkeeper check`",
+        PauseReason::OneTier => "this machine has nothing to move to",
+    };
+    format!("{} ({why})", reason.as_str())
+}
+
+/// A length of time in its two largest units.
+fn age(seconds: f64) -> String {
+    if seconds < 60.0 {
+        let tenths = (seconds * 10.0).round() / 10.0;
+        return format!("{tenths} s");
+    }
+    let whole = Duration::from_secs_f64(seconds.min(1e12)).as_secs();
+    match whole {
+        ..3600 => format!("{} min {} s", whole / 60, whole % 60),
+        3600..86_400 => format!("{} h {} min", whole / 3600, whole / 60 % 60),
+        _ => format!("{} d {} h", whole / 86_400, whole / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::testing::{report, snapshot, target};
+
+    fn status() -> Status {
+        let mut status = Status::new(&snapshot(), Duration::from_secs(123));
+        status.pid = 99;
+        status.version = "0.1.0".into();
+        status
+    }
+
+    #[test]
+    fn the_text_is_one_screen() {
+        let text = status().text();
+        let expected = "\
+hmkeeper 0.1.0, up 2 min 3 s, epoch 1 of 10 s, sampler idle, policy hm-keeper
+own cost 0.4 % of a CPU (profiling 0.0 s, kdamonds 0.0 s, migration 0.0 s, other 0.0 s)
+
+TIER             NODES              FREE      TOTAL
+dram0            0             640.0 MiB    1.0 GiB
+cxl1             1              80.0 MiB    1.0 GiB
+
+db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed, 9 unknown)
+  costs it 1.7 % of its CPU time: profiling 1.2 %, migration 0.4 %, own share 0.1 %; limit 5.0 %
+  TIER               RESIDENT   ACCESSES
+  dram0              96.0 MiB     91.2 %
+  cxl1              928.0 MiB      8.8 %
+  MOVED      FROM             TO               WHY          LAST     SO FAR
+  demoted    dram0            cxl1             room      4.0 MiB    4.0 MiB
+  promoted   cxl1             dram0            hot       8.0 MiB    8.0 MiB
+
+not there: absent
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn no_line_is_too_long() {
+        let mut snapshot = snapshot();
+        let mut long = target(1, &"ä".repeat(200));
+        long.paused = Some(PauseReason::SamplerBlind);
+        snapshot.standing = PauseReason::ALL.to_vec();
+        snapshot.record(report(2, vec![long]));
+        let text = Status::new(&snapshot, Duration::from_secs(1_000_000)).text();
+        for line in text.lines() {
+            assert!(line.chars().count() <= WIDTH, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_json_reads_back_and_keeps_its_names() {
+        let status = status();
+        let json = serde_json::to_value(&status).unwrap();
+        assert_eq!(
+            serde_json::from_value::<Status>(json.clone()).unwrap(),
+            status
+        );
+        insta::assert_json_snapshot!(json);
+    }
+
+    #[test]
+    fn a_target_that_pauses_says_why() {
+        let mut snapshot = snapshot();
+        snapshot.standing = vec![PauseReason::OneTier];
+        snapshot.report.paused = vec![PauseReason::OneTier, PauseReason::Operator];
+        let status = Status::new(&snapshot, Duration::ZERO);
+        assert_eq!(status.paused, [PauseReason::Operator, PauseReason::OneTier]);
+        assert!(status.text().contains("nothing to move to"));
+    }
+
+    #[test]
+    fn ages_are_short() {
+        assert_eq!(age(2.0), "2 s");
+        assert_eq!(age(0.25), "0.3 s");
+        assert_eq!(age(61.0), "1 min 1 s");
+        assert_eq!(age(7_260.0), "2 h 1 min");
+        assert_eq!(age(200_000.0), "2 d 7 h");
+    }
+}

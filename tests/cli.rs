@@ -1,0 +1,210 @@
+//! The binary itself: exit codes, and errors of one line each.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn hmkeeper(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hmkeeper"))
+        .args(args)
+        .env_remove("HMKEEPER_LOG")
+        .env_remove("NOTIFY_SOCKET")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// What errors there are: stderr without the log.
+fn errors(output: &Output) -> Vec<String> {
+    String::from_utf8_lossy(&output.stderr)
+        .lines()
+        .filter(|line| line.starts_with("hmkeeper: "))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// A configuration whose socket and state are in `dir`, and `more`.
+fn config(dir: &Path, listen: &str, more: &str) -> String {
+    let path = dir.join("hmkeeper.toml");
+    let text = format!(
+        "[daemon]\nlog = \"error\"\nstate_dir = \"{0}\"\n[metrics]\nlisten = \"{listen}\"\n\
+         [control]\nsocket = \"{0}/control.sock\"\n{more}",
+        dir.display()
+    );
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+fn assert_fails(args: &[&str], code: i32, needle: &str) {
+    let output = hmkeeper(args);
+    let errors = errors(&output);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {output:?}");
+    assert_eq!(errors.len(), 1, "{args:?}: {output:?}");
+    assert!(errors[0].contains(needle), "{args:?}: {errors:?}");
+}
+
+#[test]
+fn wrong_usage_is_2() {
+    for (args, needle) in [
+        (&["explode"][..], "explode"),
+        (&["run", "--explode"], "--explode"),
+        (&["run", "--pid", "x"], "--pid"),
+        (&["run", "--epochs", "0"], "--epochs"),
+        (&["attach"], "<PID>"),
+    ] {
+        assert_fails(args, 2, needle);
+    }
+    assert_eq!(hmkeeper(&[]).status.code(), Some(2));
+}
+
+#[test]
+fn a_configuration_with_faults_is_2_with_a_line_for_each() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = config(
+        dir.path(),
+        "off",
+        "[profiling]\ninterval = \"10 parsecs\"\nscans = 99\nsamplr = \"idle\"\n",
+    );
+    let output = hmkeeper(&["run", "--config", &file]);
+    assert_eq!(output.status.code(), Some(2));
+    let errors = errors(&output);
+    assert_eq!(errors.len(), 3, "{errors:?}");
+    assert!(errors[0].contains(&format!("{file}:9:12: profiling.interval")));
+    assert!(
+        errors[2].contains("did you mean \"sampler\"?"),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn a_missing_named_file_is_2() {
+    assert_fails(
+        &["run", "--config", "/nonexistent/h.toml"],
+        2,
+        "/nonexistent/h.toml: cannot be read",
+    );
+}
+
+#[test]
+fn pids_that_cannot_be_watched_are_4() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = config(dir.path(), "off", "");
+    let run = |pid: &str, needle| {
+        assert_fails(&["run", "--config", &file, "--pid", pid], 4, needle);
+    };
+    run("4194303", "no such process");
+    // kthreadd, where the process ids of the host are to be seen.
+    if std::fs::read_to_string("/proc/2/comm").is_ok_and(|comm| comm.trim() == "kthreadd") {
+        run("2", "kernel thread");
+    } else {
+        eprintln!("skipped: pid 2 is not kthreadd in this pid namespace");
+    }
+}
+
+#[test]
+fn a_port_in_use_is_1_and_says_whose_fault_it_may_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let file = config(dir.path(), &address, "");
+    assert_fails(
+        &["run", "--config", &file],
+        1,
+        "another program has the port",
+    );
+}
+
+#[test]
+fn a_missing_socket_directory_is_1() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = config(&dir.path().join("."), "off", "");
+    let text = std::fs::read_to_string(&file)
+        .unwrap()
+        .replace("/control.sock", "/missing/control.sock");
+    std::fs::write(&file, text).unwrap();
+    assert_fails(
+        &["run", "--config", &file],
+        1,
+        "the directory is missing; create it",
+    );
+}
+
+#[test]
+fn control_verbs_without_a_daemon_are_1() {
+    for verb in [
+        &["status"][..],
+        &["pause"],
+        &["resume"],
+        &["reload"],
+        &["attach", "1"],
+        &["detach", "1"],
+    ] {
+        let mut args = verb.to_vec();
+        args.extend(["--socket", "/nonexistent/c.sock"]);
+        assert_fails(&args, 1, "no daemon answers there; start one");
+    }
+}
+
+#[test]
+fn help_names_only_verbs_that_work() {
+    let output = hmkeeper(&["--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8(output.stdout).unwrap();
+    for verb in [
+        "run", "check", "topology", "status", "attach", "detach", "pause", "resume", "reload",
+    ] {
+        assert!(text.contains(&format!("\n  {verb} ")), "{verb}: {text}");
+    }
+    assert!(!text.contains("generate"), "{text}");
+    assert!(text.contains("3 the host lacks"), "{text}");
+}
+
+#[test]
+fn man_page_and_completions_come_from_the_same_definitions() {
+    let page = hmkeeper(&["generate", "man"]);
+    assert!(String::from_utf8_lossy(&page.stdout).contains("hmkeeper\\-topology"));
+    for shell in ["bash", "zsh", "fish"] {
+        let output = hmkeeper(&["generate", "completions", shell]);
+        assert!(output.status.success());
+        assert!(String::from_utf8_lossy(&output.stdout).contains("detach"));
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_hmkeeper"))
+        .args(["generate", "completions", "zsh"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Closed before anything was read.
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn what_the_daemon_refuses_comes_with_its_code_and_all_faults() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let reply = r#"{"ok":false,"error":"2 faults","code":2,"faults":["a:1:1: x","a:2:1: y"]}"#;
+        writeln!(stream, "{reply}").unwrap();
+    });
+    let output = hmkeeper(&["reload", "--socket", path.to_str().unwrap()]);
+    server.join().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        errors(&output),
+        [
+            "hmkeeper: a:1:1: x",
+            "hmkeeper: a:2:1: y",
+            "hmkeeper: 2 faults"
+        ]
+    );
+}
