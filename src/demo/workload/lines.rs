@@ -128,7 +128,7 @@ pub enum Line {
         elapsed_seconds: f64,
         /// All accesses of the phase.
         accesses: ByNode,
-        /// Accesses in its last quarter.
+        /// Accesses in its last quarter; in all of it, where stdin ended it early.
         last_quarter: ByNode,
         /// Where the pages of the hot classes are, together.
         hot_pages: ByNode,

@@ -16,6 +16,7 @@ mod workers;
 
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -32,6 +33,8 @@ use crate::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PAGE_BYTES, PageRange, VirtAd
 
 /// Time between two sample lines.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// How often a line on stdin is looked for.
+const LOOK_FOR_STEP: Duration = Duration::from_millis(50);
 /// Ballast is taken in steps of this, so that what stays free is that exact.
 const BALLAST_STEP: Bytes = Bytes(HUGE_PAGE_BYTES);
 /// The hot set of `burn`: fits into any first-level TLB.
@@ -106,6 +109,10 @@ pub struct Args {
     /// Begin the first phase only when a line, or the end, comes on stdin.
     #[arg(long)]
     pub wait: bool,
+    /// End each phase when a line comes on stdin, and everything when it ends,
+    /// instead of after `--phase-seconds`.
+    #[arg(long)]
+    pub step: bool,
     /// For ballast: bytes to leave free on the node.
     #[arg(long, default_value = "256MiB", value_parser = parse_bytes)]
     pub leave: Bytes,
@@ -201,7 +208,7 @@ fn ballast(args: &Args) -> anyhow::Result<()> {
 }
 
 fn fill_zero(buffer: &Buffer, page: usize) {
-    buffer.words()[page * WORDS_PER_PAGE].store(1, std::sync::atomic::Ordering::Relaxed);
+    buffer.words()[page * WORDS_PER_PAGE].store(1, Ordering::Relaxed);
 }
 
 /// Leads the workload through its phases.
@@ -214,6 +221,8 @@ struct Driver {
     phases: u32,
     phase_length: Duration,
     threads: Vec<std::thread::JoinHandle<()>>,
+    /// Where lines on stdin end phases: how many came, and `u32::MAX` at its end.
+    steps: Option<Arc<AtomicU32>>,
     started: Instant,
     hot: Vec<usize>,
 }
@@ -280,6 +289,7 @@ impl Driver {
             })
             .collect::<Result<_, _>>()
             .context("starting a thread")?;
+        let steps = args.step.then(count_steps).transpose()?;
         let stray = matches!(args.pattern, Pattern::Hot | Pattern::Classes)
             .then(|| Stray {
                 share: args.stray,
@@ -295,6 +305,7 @@ impl Driver {
             phases: args.phases,
             phase_length: Duration::from_secs_f64(args.phase_seconds),
             threads,
+            steps,
             started: Instant::now(),
             hot: Vec::new(),
         })
@@ -308,6 +319,9 @@ impl Driver {
         self.started = Instant::now();
         for phase in 1..=self.phases {
             self.phase(phase)?;
+            if self.steps_seen() == Some(u32::MAX) {
+                break;
+            }
         }
         self.shared.stop();
         for thread in self.threads.drain(..) {
@@ -328,6 +342,10 @@ impl Driver {
             "{mismatches} words did not hold what was written to them"
         );
         Ok(())
+    }
+
+    fn steps_seen(&self) -> Option<u32> {
+        self.steps.as_ref().map(|s| s.load(Ordering::Acquire))
     }
 
     fn phase(&mut self, phase: u32) -> anyhow::Result<()> {
@@ -361,7 +379,11 @@ impl Driver {
             if now >= last_quarter && before_last_quarter.is_none() {
                 before_last_quarter = Some(self.shared.memory.accesses());
             }
-            if now >= end {
+            let over = match self.steps_seen() {
+                Some(steps) => steps >= phase,
+                None => now >= end,
+            };
+            if over {
                 break;
             }
             if now >= next_sample {
@@ -375,21 +397,21 @@ impl Driver {
                     .context("asking where the buffer is")?;
             }
             let quarter = before_last_quarter.is_none().then_some(last_quarter);
-            let due = [
-                Some(end),
-                Some(next_sample),
-                Some(self.census.due()),
-                quarter,
-            ];
-            let due = due.into_iter().flatten().min().unwrap_or(end);
+            let end = if self.steps.is_some() {
+                now + LOOK_FOR_STEP
+            } else {
+                end
+            };
+            let due = [next_sample, self.census.due(), quarter.unwrap_or(end)];
+            let due = due.into_iter().fold(end, Instant::min);
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
         }
         let now = self.shared.memory.accesses();
         emit(&Line::PhaseEnd {
             phase,
             elapsed_seconds: self.elapsed(),
+            last_quarter: difference(&now, before_last_quarter.as_ref().unwrap_or(&at_start)),
             accesses: difference(&now, &at_start),
-            last_quarter: difference(&now, &before_last_quarter.unwrap_or_default()),
             hot_pages: self.shared.memory.located(self.hot.iter().copied()),
         })
     }
@@ -435,6 +457,24 @@ impl Driver {
                 .collect(),
         }
     }
+}
+
+/// Counts lines on stdin, in a thread of its own.
+fn count_steps() -> io::Result<Arc<AtomicU32>> {
+    let steps = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&steps);
+    std::thread::Builder::new()
+        .name("stdin".into())
+        .spawn(move || {
+            for line in io::stdin().lock().lines() {
+                if line.is_err() {
+                    break;
+                }
+                counter.fetch_add(1, Ordering::Release);
+            }
+            counter.store(u32::MAX, Ordering::Release);
+        })?;
+    Ok(steps)
 }
 
 /// The classes that a pattern touches; none for those that touch no hot set.
