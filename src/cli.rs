@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::config::{Config, DEFAULT_SOCKET};
 use crate::control::{self, Reply, Request};
 use crate::daemon::{self, DaemonError, code};
+use crate::demo;
 use crate::ports::SamplerKind;
 use crate::sys::probe::{self, Finding, State};
 use crate::sys::root::Root;
@@ -53,6 +54,11 @@ enum Verb {
     Resume(SocketArgs),
     /// Have the running daemon apply its configuration file
     Reload(SocketArgs),
+    /// A workload with a moving hot set, the daemon, and what each tier serves
+    Demo(demo::Args),
+    /// The demo's workload alone
+    #[command(hide = true)]
+    Workload(demo::workload::Args),
     /// Man page and shell completions, for packages
     #[command(hide = true)]
     Generate(GenerateArgs),
@@ -244,7 +250,24 @@ fn dispatch(verb: Verb) -> Result<ExitCode, End> {
         Verb::Pause(args) => tell(&args, Request::Pause),
         Verb::Resume(args) => tell(&args, Request::Resume),
         Verb::Reload(args) => tell(&args, Request::Reload),
+        Verb::Demo(args) => showing(demo::run(&args)),
+        Verb::Workload(args) => showing(demo::workload::run(&args)),
         Verb::Generate(args) => generate(&args.what),
+    }
+}
+
+/// The demo's errors: a machine that has nothing to show lacks something.
+fn showing(result: anyhow::Result<()>) -> Result<ExitCode, End> {
+    match result {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => {
+            let code = if error.is::<demo::Unfit>() {
+                code::HOST
+            } else {
+                code::FAILED
+            };
+            Err(Failure::new(code, format!("{error:#}")).into())
+        }
     }
 }
 

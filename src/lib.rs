@@ -20,6 +20,8 @@
 //! | [`telemetry`] | logs, metrics, status, HTTP: all from the epoch's report |
 //! | [`control`] | the control socket's protocol, both ends |
 //! | [`daemon`] | wires everything; signals, reload, systemd |
+//! | [`sim`] | the ports over a model machine, for tests of the real loop |
+//! | [`demo`] | a workload that counts for itself, the daemon beside it, a table |
 //! | [`cli`] | the verbs and their exit codes |
 //!
 //! `tests/layering.rs` holds the modules to who may use whom.
@@ -27,9 +29,9 @@
 
 pub mod cli;
 pub mod config;
-pub mod demo;
 pub mod control;
 pub mod daemon;
+pub mod demo;
 pub mod epoch;
 pub mod ports;
 pub mod sim;

@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::epoch::EpochLoop;
 use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology};
 use crate::sys::clock::{SysClock, Waker};
-use crate::sys::move_pages::SysMover;
+use crate::sys::mover::SysMover;
 use crate::sys::residency::SysResidency;
 use crate::sys::root::Root;
 use crate::sys::sampler;
@@ -177,7 +177,7 @@ impl Worker {
             targets: Box::new(SysTargets::new(&root, &tiers)),
             sampler,
             residency: Box::new(SysResidency::new(&root)),
-            mover: Box::new(SysMover::new()),
+            mover: Box::new(SysMover::new(&root)),
             clock: Box::new(clock),
         };
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
