@@ -158,13 +158,15 @@ impl Kdamond {
     }
 
     /// Adds the first addresses of the regions that the scheme matched when it
-    /// was last updated, in the order of addresses.
+    /// was last updated, in no order. The kernel numbers their directories
+    /// neither from 0 nor without gaps.
     pub(super) fn tried_regions(&self, out: &mut Vec<VirtAddr>) -> io::Result<()> {
-        let dir = self.scheme.join("tried_regions");
-        for index in 0_u64.. {
-            match number(&dir.join(index.to_string()).join("start")) {
+        for entry in fs::read_dir(self.scheme.join("tried_regions"))? {
+            let path = entry?.path();
+            match number(&path.join("start")) {
                 Ok(start) => out.push(VirtAddr(start)),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => break,
+                // The one file in there, total_bytes, has nothing below it.
+                Err(e) if matches!(errno(&e), Some(libc::ENOTDIR | libc::ENOENT)) => {}
                 Err(e) => return Err(e),
             }
         }
