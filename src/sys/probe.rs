@@ -7,7 +7,6 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::ptr;
 
 use serde::Serialize;
 
@@ -230,39 +229,10 @@ fn kpageflags(root: &Root) -> Finding {
     Finding::of_io("kpageflags", tried, remedy)
 }
 
-/// `move_pages(2)` of one page of ours, or with `None` the query where it is.
-fn move_own(own: &OwnPages, to: Option<i32>) -> io::Result<i32> {
-    let pages = [own.address(0)];
-    let nodes = [to.unwrap_or(0)];
-    let mut status = [-libc::ENODEV];
-    let nodes = to.map_or(ptr::null(), |_| nodes.as_ptr());
-    // SAFETY: arrays of one element each that outlive the call; the page is a
-    // mapping of ours, whose content a move does not change.
-    let rc = unsafe {
-        libc::syscall(
-            libc::SYS_move_pages,
-            0,
-            1_usize,
-            pages.as_ptr(),
-            nodes,
-            status.as_mut_ptr(),
-            MPOL_MF_MOVE,
-        )
-    };
-    match (rc, status[0]) {
-        (-1, _) => Err(io::Error::last_os_error()),
-        (_, error @ ..0) => Err(io::Error::from_raw_os_error(-error)),
-        (_, node) => Ok(node),
-    }
-}
-
-/// `linux/mempolicy.h`: pages of the caller only.
-const MPOL_MF_MOVE: libc::c_int = 1 << 1;
-
 fn move_pages(root: &Root) -> Finding {
     let tried = (|| {
         let own = OwnPages::new(1)?;
-        let home = move_own(&own, None)?;
+        let home = own.move_first(None)?;
         let others: Vec<i32> = nodes_with_memory(root)
             .into_iter()
             .filter(|&node| node != home)
@@ -274,7 +244,10 @@ fn move_pages(root: &Root) -> Finding {
         }
         let mut refused = String::new();
         for node in others {
-            match move_own(&own, Some(node)).and_then(|_| move_own(&own, None)) {
+            match own
+                .move_first(Some(node))
+                .and_then(|_| own.move_first(None))
+            {
                 Ok(now) if now == node => {
                     return Ok(Ok(format!(
                         "a page of ours moved from node {home} to {node}"
