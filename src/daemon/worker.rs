@@ -15,7 +15,7 @@ use super::heart::Heart;
 use super::process::{self, NoTarget};
 use crate::config::Config;
 use crate::epoch::EpochLoop;
-use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology};
+use crate::ports::{AccessSampler, Clock, Ports, Selector, TargetEvent, TargetSpec, Topology};
 use crate::sys::clock::{SysClock, Waker};
 use crate::sys::move_pages::SysMover;
 use crate::sys::residency::SysResidency;
@@ -191,7 +191,9 @@ impl Worker {
         if tiers.tiers().len() < 2 {
             warn!("this machine has one tier of memory: there is nothing to move to");
         }
-        let snapshot = Snapshot::new(plan.started, kind, Arc::new(tiers));
+        let mut snapshot = Snapshot::new(plan.started, kind, Arc::new(tiers));
+        // The loop accounts for what follows; starting was not free either.
+        snapshot.totals.cpu.other = SysClock::new().0.process_cpu_time();
         let snapshots = Arc::new(watch::Sender::new(Arc::new(snapshot)));
         let heart = Arc::new(Heart::new(plan.started));
         let (commands, receiver) = mpsc::channel();
