@@ -1,6 +1,6 @@
 //! The binary itself: exit codes, and errors of one line each.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -193,6 +193,9 @@ fn what_the_daemon_refuses_comes_with_its_code_and_all_faults() {
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
+        let mut request = String::new();
+        BufReader::new(&stream).read_line(&mut request).unwrap();
+        assert_eq!(request, "{\"command\":\"reload\"}\n");
         let reply = r#"{"ok":false,"error":"2 faults","code":2,"faults":["a:1:1: x","a:2:1: y"]}"#;
         writeln!(stream, "{reply}").unwrap();
     });

@@ -103,7 +103,7 @@ impl Socket {
         if let Ok(Some(group)) = nix::unistd::Group::from_name(GROUP)
             && let Err(e) = chown(path, None, Some(group.gid.as_raw()))
         {
-            warn!(path = %path.display(), error = %e, "cannot give the socket to group {GROUP}");
+            warn!("{}: cannot be given to group {GROUP}: {e}", path.display());
         }
         socket.listener.set_nonblocking(true).map_err(failed)?;
         Ok(socket)
@@ -126,7 +126,7 @@ impl Socket {
                     Ok((stream, _)) => stream,
                     Err(e) => {
                         // Out of descriptors, most likely: let some be closed.
-                        warn!(error = %e, "control socket");
+                        warn!("control socket: {e}");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                         continue;
                     }

@@ -56,7 +56,7 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
     let (config, file) = Config::load(options.config.as_deref())?;
     let level = log::start(config.daemon.log.as_str()).map_err(|e| anyhow!(e))?;
     if let Some(file) = &file {
-        tracing::info!(file = %file.display(), "configuration");
+        tracing::info!("configuration {}", file.display());
     } else {
         tracing::info!("no configuration file: the defaults hold");
     }

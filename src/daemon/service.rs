@@ -112,14 +112,14 @@ pub(super) async fn run(
 /// A server that ends by itself is worth a line, but not the daemon's end.
 async fn log_end(what: &str, server: impl Future<Output = std::io::Result<()>>) {
     if let Err(error) = server.await {
-        error!(%error, "{what} failed");
+        error!("{what} failed: {error}");
     }
 }
 
 /// Tells systemd; without systemd there is nobody to tell.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        warn!(%error, "cannot reach systemd");
+        warn!("cannot reach systemd: {error}");
     }
 }
 
@@ -257,9 +257,9 @@ impl Service {
             }
         });
         match &reply.error {
-            None => info!(restart_needed = ?reply.restart_needed, "configuration reloaded"),
+            None => info!("{}", reply.message.as_deref().unwrap_or_default()),
             Some(error) => {
-                error!("configuration not reloaded, the old one stays: {error}");
+                error!("configuration not reloaded: {error}");
                 for fault in &reply.faults {
                     error!("{fault}");
                 }
@@ -325,8 +325,10 @@ fn refused(error: &DaemonError) -> Reply {
         return Reply::failed(error.code(), error.to_string());
     };
     let lines: Vec<String> = faults.to_string().lines().map(str::to_owned).collect();
-    let count = lines.len();
-    let summary = format!("the configuration has {count} faults; the old one stays in force");
+    let summary = match lines.len() {
+        1 => "the configuration has a fault; the old one stays in force".to_owned(),
+        count => format!("the configuration has {count} faults; the old one stays in force"),
+    };
     Reply {
         faults: lines,
         ..Reply::failed(error.code(), summary)

@@ -15,7 +15,7 @@ use super::heart::Heart;
 use super::process::{self, NoTarget};
 use crate::config::Config;
 use crate::epoch::EpochLoop;
-use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology};
+use crate::ports::{AccessSampler, Clock, Ports, Selector, TargetEvent, TargetSpec, Topology};
 use crate::sys::clock::{SysClock, Waker};
 use crate::sys::mover::SysMover;
 use crate::sys::residency::SysResidency;
@@ -157,6 +157,8 @@ struct Worker {
     /// Attached by hand or on the command line.
     attached: Vec<TargetSpec>,
     operator_paused: bool,
+    /// Reasons that were logged.
+    pauses: Vec<PauseReason>,
     dry_run: bool,
     epochs: Option<u64>,
     cpus: usize,
@@ -183,15 +185,10 @@ impl Worker {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let settings = config.loop_settings(cpus, plan.dry_run);
         let looping = EpochLoop::new(ports, tiers.clone(), settings, config.daemon.seed);
-        info!(
-            sampler = kind.as_str(),
-            tiers = tiers.tiers().len(),
-            "watching"
-        );
-        if tiers.tiers().len() < 2 {
-            warn!("this machine has one tier of memory: there is nothing to move to");
-        }
-        let snapshot = Snapshot::new(plan.started, kind, Arc::new(tiers));
+        info!("sampler {}, {} tiers", kind.as_str(), tiers.tiers().len());
+        let mut snapshot = Snapshot::new(plan.started, kind, Arc::new(tiers));
+        // The loop accounts for what follows; starting was not free either.
+        snapshot.totals.cpu.other = SysClock::new().0.process_cpu_time();
         let snapshots = Arc::new(watch::Sender::new(Arc::new(snapshot)));
         let heart = Arc::new(Heart::new(plan.started));
         let (commands, receiver) = mpsc::channel();
@@ -201,6 +198,7 @@ impl Worker {
             config,
             attached: plan.pids.into_iter().map(TargetSpec::of_pid).collect(),
             operator_paused: false,
+            pauses: Vec::new(),
             dry_run: plan.dry_run,
             epochs: plan.epochs,
             cpus,
@@ -245,6 +243,7 @@ impl Worker {
                         log::epoch(&report);
                         self.snapshots
                             .send_modify(|shared| Arc::make_mut(shared).record(report));
+                        self.log_pauses();
                     }
                 }
                 Err(error) => {
@@ -252,7 +251,7 @@ impl Worker {
                     if failures >= FAILURES_MAX {
                         return Err(error.into());
                     }
-                    warn!(%error, failures, "an epoch failed");
+                    warn!("an epoch failed, {failures} in a row: {error}");
                     if self.wait(FAILURE_PAUSE) {
                         return Ok(());
                     }
@@ -319,6 +318,13 @@ impl Worker {
         self.looping.select(&specs);
     }
 
+    /// Says what changed about why nothing is moved.
+    fn log_pauses(&mut self) {
+        let now = self.snapshots.borrow().all_pauses();
+        log::pauses(&self.pauses, &now);
+        self.pauses = now;
+    }
+
     /// A process that ended is not attached any more: its id may become
     /// somebody else's.
     fn forget_ended(&mut self, events: &[TargetEvent]) {
@@ -358,6 +364,7 @@ impl Worker {
                 }
             }
         });
+        self.log_pauses();
     }
 }
 

@@ -7,6 +7,9 @@ use super::pagemap::{Entry, Pagemap, Pfn};
 use super::root::Root;
 use crate::units::{PAGE_BYTES, PageRange, Pid, VirtAddr};
 
+/// `linux/mempolicy.h`: pages of the caller only.
+const MPOL_MF_MOVE: libc::c_int = 1 << 1;
+
 /// Private anonymous pages of 4 KiB, all present; unmapped on drop.
 #[derive(Debug)]
 pub(super) struct OwnPages {
@@ -76,6 +79,33 @@ impl OwnPages {
         }
         self.touch(index);
         Ok(())
+    }
+
+    /// `move_pages(2)` of the first to a node, or with `None` the query where
+    /// it is. Returns its node.
+    pub(super) fn move_first(&self, to: Option<i32>) -> io::Result<i32> {
+        let pages = [self.address(0)];
+        let nodes = [to.unwrap_or(0)];
+        let mut status = [-libc::ENODEV];
+        let nodes = to.map_or(ptr::null(), |_| nodes.as_ptr());
+        // SAFETY: arrays of one element each that outlive the call; the page is
+        // a mapping of ours, whose content a move does not change.
+        let rc = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                0,
+                1_usize,
+                pages.as_ptr(),
+                nodes,
+                status.as_mut_ptr(),
+                MPOL_MF_MOVE,
+            )
+        };
+        match (rc, status[0]) {
+            (-1, _) => Err(io::Error::last_os_error()),
+            (_, error @ ..0) => Err(io::Error::from_raw_os_error(-error)),
+            (_, node) => Ok(node),
+        }
     }
 
     /// What the kernel's page map says of each.

@@ -11,7 +11,7 @@ use tracing_subscriber::{Layer, Registry, reload};
 
 use crate::ports::TargetEvent;
 use crate::tiering::plan::Direction;
-use crate::tiering::report::{EpochReport, TargetReport};
+use crate::tiering::report::{EpochReport, PauseReason, TargetReport};
 use crate::units::Bytes;
 
 /// The environment variable that overrides `daemon.log`: a level or a filter.
@@ -90,16 +90,17 @@ fn in_journal() -> bool {
         .is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
 }
 
-/// Logs what happened to targets.
+/// Logs what happened to targets. All is in the message: the journal shows
+/// fields only to those who ask.
 pub fn events(events: &[TargetEvent]) {
     for event in events {
         match event {
-            TargetEvent::Attached { pid, name } => info!(%pid, %name, "target found"),
-            TargetEvent::Ended { pid, name } => info!(%pid, %name, "target ended"),
+            TargetEvent::Attached { pid, name } => info!("target {name} (pid {pid}) found"),
+            TargetEvent::Ended { pid, name } => info!("target {name} (pid {pid}) ended"),
             TargetEvent::Replaced { pid, name } => {
-                info!(%pid, %name, "target runs another program: starting over");
+                info!("target {name} (pid {pid}) runs another program: starting over");
             }
-            TargetEvent::Unwatchable { pid, why } => warn!(%pid, %why, "cannot be watched"),
+            TargetEvent::Unwatchable { pid, why } => warn!("pid {pid} cannot be watched: {why}"),
         }
     }
 }
@@ -109,28 +110,38 @@ pub fn events(events: &[TargetEvent]) {
 pub fn epoch(report: &EpochReport) {
     let cost = &report.cost;
     debug!(
-        epoch = report.epoch,
-        targets = report.targets.len(),
-        quota = report.sample_quota,
-        profiling = %cost.profiling,
-        migration = %cost.migration,
-        elapsed = %cost.elapsed,
-        "epoch"
+        "epoch {}: {} targets, {} samples paid for, {} profiling, {} migration, {} elapsed",
+        report.epoch,
+        report.targets.len(),
+        report.sample_quota,
+        cost.profiling,
+        cost.migration,
+        cost.elapsed
     );
     for target in &report.targets {
-        let moved = |direction| moved(target, direction);
-        let (up, down) = (moved(Direction::Promotion), moved(Direction::Demotion));
+        let (up, down) = (
+            moved(target, Direction::Promotion),
+            moved(target, Direction::Demotion),
+        );
         if up + down > Bytes::ZERO {
             info!(
-                epoch = report.epoch,
-                pid = %target.pid,
-                name = %target.name,
-                promoted = %up,
-                demoted = %down,
-                why = %reasons(target),
-                "moved"
+                "epoch {}: {} (pid {}): promoted {up}, demoted {down} ({})",
+                report.epoch,
+                target.name,
+                target.pid,
+                reasons(target)
             );
         }
+    }
+}
+
+/// Logs what changed about why nothing is moved, once for each change.
+pub fn pauses(before: &[PauseReason], now: &[PauseReason]) {
+    for reason in now.iter().filter(|r| !before.contains(r)) {
+        warn!("nothing is moved: {}", super::status::explained(*reason));
+    }
+    for reason in before.iter().filter(|r| !now.contains(r)) {
+        info!("no longer paused: {}", reason.as_str());
     }
 }
 

@@ -281,8 +281,7 @@ fn own(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
         ]
         .map(|(result, count)| (vec![result], count as f64)),
     )?;
-    let mut paused = snapshot.paused();
-    paused.extend(report.targets.iter().filter_map(|t| t.paused));
+    let paused = snapshot.all_pauses();
     page.add(
         &PAUSED,
         PauseReason::ALL.map(|reason| {

@@ -85,6 +85,16 @@ impl Snapshot {
         self.report = report;
     }
 
+    /// Why nothing is moved, for everybody or for one target: each reason
+    /// once, in order.
+    pub fn all_pauses(&self) -> Vec<PauseReason> {
+        let mut reasons = self.paused();
+        reasons.extend(self.report.targets.iter().filter_map(|t| t.paused));
+        reasons.sort_unstable();
+        reasons.dedup();
+        reasons
+    }
+
     /// Why nothing is moved, for everybody: each reason once, in order.
     pub fn paused(&self) -> Vec<PauseReason> {
         let mut reasons = self.standing.clone();

@@ -185,7 +185,7 @@ impl Status {
         let report = &snapshot.report;
         let totals = &snapshot.totals;
         let cpu = totals.cpu;
-        let elapsed = totals.elapsed.as_secs_f64();
+        let since_start = uptime.as_secs_f64();
         let absent = snapshot.configured.iter();
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -208,8 +208,8 @@ impl Status {
                 .collect(),
             cost: CostStatus {
                 limit: snapshot.overhead_limit,
-                cpus: if elapsed > 0.0 {
-                    cpu.total().as_secs_f64() / elapsed
+                cpus: if since_start > 0.0 {
+                    cpu.total().as_secs_f64() / since_start
                 } else {
                     0.0
                 },
@@ -490,7 +490,7 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-fn explained(reason: PauseReason) -> String {
+pub(super) fn explained(reason: PauseReason) -> String {
     let why = match reason {
         PauseReason::Operator => "`hmkeeper resume` goes on",
         PauseReason::DryRun => "plans are made and counted only",
@@ -532,7 +532,7 @@ mod tests {
         let text = status().text();
         let expected = "\
 hmkeeper 0.1.0, up 2 min 3 s, epoch 1 of 10 s, sampler idle, policy hm-keeper
-own cost 0.4 % of a CPU (profiling 0.0 s, kdamonds 0.0 s, migration 0.0 s, other 0.0 s)
+own cost 0.0 % of a CPU (profiling 0.0 s, kdamonds 0.0 s, migration 0.0 s, other 0.0 s)
 
 TIER             NODES              FREE      TOTAL
 dram0            0             640.0 MiB    1.0 GiB

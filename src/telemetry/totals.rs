@@ -100,8 +100,6 @@ impl OwnCpu {
 pub struct Totals {
     /// Epochs.
     pub epochs: u64,
-    /// Wall-clock time of these.
-    pub elapsed: Nanos,
     /// Our CPU time.
     pub cpu: OwnCpu,
     /// The longest system call that moved pages.
@@ -120,7 +118,6 @@ impl Totals {
     /// Adds an epoch.
     pub fn add(&mut self, report: &EpochReport, tiers: &TierTable) {
         self.epochs += 1;
-        self.elapsed += report.cost.elapsed;
         self.cpu.profiling += report.cost.profiling;
         self.cpu.kdamonds += report.cost.kdamonds;
         self.cpu.migration += report.cost.migration;

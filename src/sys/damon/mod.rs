@@ -10,46 +10,54 @@
 //! **Approach.** DAMON as a reader of accessed bits, without its adaptation:
 //! operations `fvaddr` (fixed virtual addresses), one region of one page per
 //! sample, and an aggregation that never ends, so that no region is ever merged
-//! or split. One kdamond per target process (its results do not name the
-//! process) runs from arm to collect only, and checks each page
-//! [`CHECKS`] times in between. A scheme of action `stat` matches regions with
-//! at least one access and is applied after every check; at the end its matches
-//! are read.
+//! or split. One kdamond, for all target processes, runs from arm to collect
+//! only, and checks each page `CHECKS` times in between. For each process a
+//! scheme of action `stat` matches regions with at least one access and is
+//! applied after every check; at the end its matches are read. (Several
+//! kdamonds would have to be asked one after the other, each at its own next
+//! check, for all of DAMON's files share one lock.)
 //!
 //! ```text
 //! arm                                                      collect
 //!  on │ clear ── check, clear ── check, clear ── check, clear ── check │ read, off
 //! ```
 //!
+//! A collect waits for the check under way, a few percent of the window where
+//! nothing else delays the kdamond.
+//!
 //! The threshold is one access in any check: then a verdict means the same as
 //! the idle bit's, "touched between arm and collect". More would ask how often
 //! in the window, and lose pages whose translation stays in the TLB for long.
 //!
-//! **Properties.** Only kdamonds that we made are ever touched: they carry a
-//! random mark, which is noted in the state directory before they are made and
-//! looked for when a crashed run's are removed. Pages that moved, vanished or
+//! **Properties.** Only a kdamond that we made is ever touched: it carries a
+//! random mark, which is noted in the state directory before it is made and
+//! looked for when a crashed run's is removed. Pages that moved, vanished or
 //! left the LRU lists are unknown, as far as page maps and flags are open to
-//! us. At most [`MAX_REGIONS`] samples per scan are watched, in turn; the
+//! us. At most `MAX_REGIONS` samples per scan are watched, in turn; the
 //! others are unknown in that scan.
 
+mod host;
 mod sysfs;
 
+use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::{fs, thread};
 
-use self::sysfs::{Admin, Intervals, Kdamond, errno};
+use self::host::busy_remedy;
+pub use self::host::{clean_up, operations, try_own_page};
+pub(super) use self::host::{kdamond_count, running_modules};
+use self::sysfs::{Admin, Intervals, errno};
 use super::frames::Frames;
 use super::kpageflags::{Folio, KpageFlags};
-use super::own_pages::{OwnPages, own_pid};
+use super::own_pages::own_pid;
 use super::pagemap::{Entry, PfnNodes};
 use super::root::Root;
 use super::state::{Note, Owner, StateDir};
 use crate::ports::{AccessSampler, PortError, SamplerKind};
-use crate::tiering::observation::{AccessSet, Sample, Seen, TargetId};
-use crate::units::{Nanos, PAGE_BYTES, Pid, VirtAddr};
+use crate::tiering::observation::{AccessSet, Sample, Seen};
+use crate::units::{Nanos, Pid, VirtAddr};
 
 /// Checks of each page per window. With one, a collect that comes a little late
 /// would wait for another whole window; each costs the target a cleared
@@ -64,21 +72,16 @@ const MAX_REGIONS: usize = 8192;
 const OPERATIONS: &str = "fvaddr";
 /// The mark's uppermost bit: above any size of a region.
 const MARK_BIT: u64 = 1 << 63;
-/// The modules of DAMON that, while they run, forbid all kdamonds but their own.
-const EXCLUSIVE: [&str; 3] = ["damon_stat", "damon_reclaim", "damon_lru_sort"];
 
-/// One kdamond and what it watches.
+/// One process and what is watched of it.
 #[derive(Debug)]
 struct Watch {
-    target: TargetId,
     pid: Pid,
     /// Its samples.
     samples: Range<usize>,
     /// The pages in the kernel's files, sorted.
     pages: Vec<VirtAddr>,
-    /// Whether it was started for the scan under way.
-    running: bool,
-    /// The pages that it found accessed, sorted.
+    /// Those found accessed, sorted.
     accessed: Vec<VirtAddr>,
 }
 
@@ -95,13 +98,15 @@ pub struct DamonSampler {
     /// What the page maps said when armed.
     armed: Vec<Entry>,
     folios: Vec<Option<Folio>>,
-    /// One per kdamond that we made, in the kernel's order.
+    /// One per target that the kdamond has, in its order.
     watches: Vec<Watch>,
-    /// How many kdamonds there are because of us.
-    made: usize,
+    /// Whether there is a kdamond because of us.
+    made: bool,
+    /// Whether it was started for the scan under way.
+    running: bool,
     /// Scans so far: whose turn it is.
     turn: usize,
-    /// CPU time of kdamonds that have ended.
+    /// CPU time of all its threads that have ended.
     cpu: Nanos,
 }
 
@@ -131,7 +136,8 @@ impl DamonSampler {
             armed: Vec::new(),
             folios: Vec::new(),
             watches: Vec::new(),
-            made: 0,
+            made: false,
+            running: false,
             turn: 0,
             cpu: Nanos::ZERO,
         }
@@ -141,10 +147,16 @@ impl DamonSampler {
     fn check_free(&self) -> Result<(), PortError> {
         let count = self.admin.count().map_err(|e| self.explain(e))?;
         if count > 0 && !self.is_ours(count) {
+            // Theirs tells what the kernel offers: no use in stopping it otherwise.
+            if let Ok(names) = self.admin.first().operations()
+                && !names.iter().any(|name| name == OPERATIONS)
+            {
+                return Err(self.explain(io::ErrorKind::Unsupported.into()));
+            }
             return Err(PortError::Busy {
                 what: self.admin.path().display().to_string(),
                 remedy: format!(
-                    "{count} kdamonds of somebody else are set up; stop their owner (damo stop), or \
+                    "somebody else has set up kdamonds ({count}): stop their owner (damo stop), or \
                      write 0 to nr_kdamonds there"
                 ),
             });
@@ -153,113 +165,111 @@ impl DamonSampler {
     }
 
     fn is_ours(&self, count: u64) -> bool {
-        self.made > 0
-            && count == self.made as u64
-            && self.admin.kdamond(0).mark() == Some(self.mark)
+        let kdamond = self.admin.first();
+        self.made && count == 1 && (kdamond.mark() == Some(self.mark) || kdamond.is_bare())
     }
 
-    /// Makes one kdamond per target, unless they are there.
-    fn make(&mut self, wanted: usize) -> Result<(), PortError> {
+    /// Makes the kdamond unless it is there.
+    fn make(&mut self) -> Result<(), PortError> {
         let count = self.admin.count().map_err(|e| self.explain(e))?;
-        if wanted == self.made && self.is_ours(count) {
+        if self.is_ours(count) {
             return Ok(());
         }
+        self.watches.clear();
+        self.made = false;
         self.check_free()?;
         if let Some(state) = &self.state {
-            state
-                .write(&Note {
-                    owner: Owner::this(&self.root),
-                    kdamond_mark: self.mark,
-                })
-                .map_err(|source| PortError::Failed {
-                    what: format!("noting kernel settings in {}", state.path().display()),
-                    source,
-                })?;
+            let note = Note {
+                owner: Owner::this(&self.root),
+                kdamond_mark: self.mark,
+            };
+            state.write(&note).map_err(|source| PortError::Failed {
+                what: format!("noting kernel settings in {}", state.path().display()),
+                source,
+            })?;
         }
-        for watch in &mut self.watches {
-            watch.pages.clear();
-        }
-        self.made = wanted;
-        let made = self.admin.set_count(wanted as u64).and_then(|()| {
-            (0..wanted).try_for_each(|index| {
-                let kdamond = self.admin.kdamond(index);
-                kdamond.make_context()?;
-                if !kdamond.operations()?.iter().any(|name| name == OPERATIONS) {
-                    return Err(io::ErrorKind::Unsupported.into());
-                }
-                kdamond.set_operations(OPERATIONS)?;
-                kdamond.make_scheme(self.mark)
-            })
-        });
+        self.made = true;
+        let kdamond = self.admin.first();
+        let made = (|| {
+            self.admin.set_count(1)?;
+            kdamond.make_context()?;
+            if !kdamond.operations()?.iter().any(|name| name == OPERATIONS) {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            kdamond.set_operations(OPERATIONS)
+        })();
         made.map_err(|e| {
             self.unmake();
             self.explain(e)
         })
     }
 
-    /// Removes our kdamonds, and the note.
+    /// Removes our kdamond, and the note.
     fn unmake(&mut self) {
-        if self.made == 0 {
+        if !self.made {
             return;
         }
         self.stop();
         let gone = match self.admin.count() {
-            Ok(count) if self.is_ours(count) || self.is_half_made(count) => self.admin.set_count(0),
+            Ok(count) if self.is_ours(count) => self.admin.set_count(0),
             other => other.map(drop),
         };
         match gone.and_then(|()| self.state.as_ref().map_or(Ok(()), StateDir::remove)) {
             Ok(()) => {}
-            Err(error) => tracing::warn!(%error, "cannot remove our kdamonds"),
+            Err(error) => tracing::warn!(%error, "cannot remove our kdamond"),
         }
-        self.made = 0;
+        self.made = false;
         self.watches.clear();
     }
 
-    /// Whether the making of ours stopped before the first had its mark.
-    fn is_half_made(&self, count: u64) -> bool {
-        count == self.made as u64 && self.admin.kdamond(0).is_bare()
-    }
-
-    /// Distributes the samples over kdamonds; those that are not in turn stay out.
-    fn assign(&mut self, samples: &[Sample]) -> Result<(), PortError> {
-        let targets: Vec<Range<usize>> = by_target(samples).collect();
-        self.make(targets.len())?;
+    /// Tells the kdamond which pages to watch; processes that have ended, and
+    /// samples whose turn it is not, stay out.
+    fn assign(&mut self) -> Result<(), PortError> {
+        let samples = self.frames.samples();
+        let targets: Vec<Range<usize>> = by_target(samples)
+            .filter(|range| has_memory(&self.root, samples[range.start].pid))
+            .collect();
+        let kdamond = self.admin.first();
         let strides = samples.len().div_ceil(MAX_REGIONS).max(1);
-        let mut old = std::mem::take(&mut self.watches).into_iter();
-        for (index, range) in targets.into_iter().enumerate() {
-            let first = samples[range.start];
-            let mut watch = old.next().unwrap_or(Watch {
-                target: first.target,
-                pid: Pid(0),
-                samples: 0..0,
-                pages: Vec::new(),
-                running: false,
-                accessed: Vec::new(),
-            });
-            let mut pages: Vec<VirtAddr> = range
-                .clone()
-                .skip((self.turn + range.start) % strides)
-                .step_by(strides)
-                .map(|i| samples[i].addr.page())
-                .collect();
-            pages.dedup();
-            let kdamond = self.admin.kdamond(index);
-            // A kdamond made anew has no target yet, whoever it had before.
-            let fresh = watch.pages.is_empty();
-            let done = (|| {
-                if fresh || watch.pid != first.pid {
-                    kdamond.set_target(first.pid)?;
+        let assigned = (|| {
+            if self.watches.len() != targets.len() {
+                self.watches.clear();
+                kdamond.make_targets(targets.len(), self.mark)?;
+            }
+            let mut regions = 0;
+            for (index, range) in targets.into_iter().enumerate() {
+                let pid = samples[range.start].pid;
+                let mut pages: Vec<VirtAddr> = range
+                    .clone()
+                    .skip((self.turn + strides - range.start % strides) % strides)
+                    .step_by(strides)
+                    .map(|i| samples[i].addr.page())
+                    .collect();
+                pages.dedup();
+                regions += pages.len();
+                let before = self.watches.get(index);
+                if before.is_none_or(|watch| watch.pid != pid) {
+                    kdamond.set_process(index, pid)?;
                 }
-                kdamond.set_pages(&pages, &watch.pages)
-            })();
-            watch.target = first.target;
-            watch.pid = first.pid;
-            watch.samples = range;
-            watch.pages = pages;
-            self.watches.push(watch);
-            done.map_err(|e| self.explain(e))?;
-        }
-        Ok(())
+                kdamond.set_pages(index, &pages, before.map_or(&[], |watch| &watch.pages))?;
+                let watch = Watch {
+                    pid,
+                    samples: range,
+                    pages,
+                    accessed: Vec::new(),
+                };
+                match self.watches.get_mut(index) {
+                    Some(old) => *old = watch,
+                    None => self.watches.push(watch),
+                }
+            }
+            kdamond.set_limits(regions)
+        })();
+        assigned.map_err(|e| {
+            // What the files hold now is not known: the next scan begins anew.
+            self.watches.clear();
+            self.explain(e)
+        })
     }
 
     /// Looks up the folios behind the samples, where page flags are open to us.
@@ -278,90 +288,80 @@ impl DamonSampler {
         }
     }
 
+    /// Starts the kdamond. Where a process ended since it was assigned, which
+    /// the kernel refuses, goes on without it.
     fn start(&mut self, window: Nanos) -> Result<(), PortError> {
-        let check = (window.0 / 1000 / CHECKS).max(MIN_CHECK_MICROS);
+        // A little longer, so that the last check comes just after the window
+        // has ended and not just before: then it would take a further one.
+        let check = (window.0 / 1000 / CHECKS * 33 / 32).max(MIN_CHECK_MICROS);
         let intervals = Intervals {
             sample: check,
             aggregation: check * AGGREGATION_CHECKS,
         };
-        for index in 0..self.watches.len() {
-            let kdamond = self.admin.kdamond(index);
+        let kdamond = self.admin.first();
+        while !self.watches.is_empty() {
             let started = kdamond
-                .set_intervals(intervals)
+                .set_intervals(intervals, self.watches.len())
                 .and_then(|()| kdamond.command("on"));
-            let watch = &mut self.watches[index];
-            watch.accessed.clear();
-            watch.running = started.is_ok();
-            if let Err(e) = started {
-                // A process without memory of its own, a zombie, is gone too.
-                let gone = !has_memory(&self.root, watch.pid);
-                if !gone {
-                    self.stop();
-                    return Err(self.explain(e));
-                }
+            let Err(error) = started else {
+                self.running = true;
+                break;
+            };
+            let all_there = self
+                .watches
+                .iter()
+                .all(|watch| has_memory(&self.root, watch.pid));
+            if all_there {
+                return Err(self.explain(error));
             }
+            self.assign()?;
         }
         Ok(())
     }
 
-    /// Reads what was accessed, from all kdamonds at once: each answers at its
-    /// next check.
+    /// Has the kernel tell the accessed regions; it answers at the next check.
     fn read(&mut self) -> Result<(), PortError> {
-        let admin = &self.admin;
-        let results: Vec<io::Result<()>> = thread::scope(|scope| {
-            let readers: Vec<_> = self
-                .watches
-                .iter_mut()
-                .enumerate()
-                .filter(|(_, watch)| watch.running)
-                .map(|(index, watch)| {
-                    let kdamond = admin.kdamond(index);
-                    scope.spawn(move || {
-                        let read = update(&kdamond, &mut watch.accessed);
-                        // It stops by itself when its process ends.
-                        if read.is_err() && !kdamond.is_on().unwrap_or(false) {
-                            watch.running = false;
-                            return Ok(());
-                        }
-                        read
-                    })
-                })
-                .collect();
-            readers
-                .into_iter()
-                .map(|reader| {
-                    reader
-                        .join()
-                        .unwrap_or_else(|_| Err(io::Error::other("panic")))
-                })
-                .collect()
-        });
-        results
-            .into_iter()
-            .collect::<io::Result<()>>()
-            .map_err(|e| self.explain(e))
+        if !self.running {
+            return Ok(());
+        }
+        let kdamond = self.admin.first();
+        let read = (|| {
+            kdamond.command("update_schemes_tried_regions")?;
+            for (index, watch) in self.watches.iter_mut().enumerate() {
+                watch.accessed.clear();
+                kdamond.tried_regions(index, &mut watch.accessed)?;
+                watch.accessed.sort_unstable();
+            }
+            kdamond.command("clear_schemes_tried_regions")
+        })();
+        match read {
+            // It stops by itself when all of its processes have ended.
+            Err(_) if !kdamond.is_on().unwrap_or(false) => self.running = false,
+            Err(error) => return Err(self.explain(error)),
+            Ok(()) => {}
+        }
+        Ok(())
     }
 
-    /// Turns off what runs and adds up its CPU time. Verdicts stay readable.
+    /// Turns the kdamond off and adds up its CPU time. Verdicts stay readable.
     fn stop(&mut self) {
-        for index in 0..self.made {
-            let kdamond = self.admin.kdamond(index);
-            if kdamond.mark() != Some(self.mark) || !kdamond.is_on().unwrap_or(false) {
-                continue;
-            }
-            if let Some(time) = kdamond.pid().and_then(|pid| run_time(&self.root, pid)) {
-                self.cpu += time;
-            }
-            if let Err(error) = kdamond.command("off") {
-                tracing::warn!(%error, "cannot stop a kdamond");
-            }
+        let kdamond = self.admin.first();
+        let ours = self.made && kdamond.mark() == Some(self.mark);
+        if !ours || !kdamond.is_on().unwrap_or(false) {
+            return;
+        }
+        if let Some(time) = kdamond.pid().and_then(|pid| run_time(&self.root, pid)) {
+            self.cpu += time;
+        }
+        if let Err(error) = kdamond.command("off") {
+            tracing::warn!(%error, "cannot stop our kdamond");
         }
     }
 
     fn verdict(&self, index: usize, watch: &Watch) -> Seen {
         let page = self.frames.samples()[index].addr.page();
         let (armed, now) = (self.armed[index], self.frames.entries()[index]);
-        let told = watch.running
+        let told = self.running
             && armed.present()
             && now.present()
             && armed.pfn() == now.pfn()
@@ -429,10 +429,12 @@ impl AccessSampler for DamonSampler {
             self.armed.clear();
             self.folios.clear();
         }
-        self.assign(samples)?;
+        self.running = false;
+        self.make()?;
+        self.turn = self.turn.wrapping_add(1);
+        self.assign()?;
         self.frames.locate()?;
         self.resolve();
-        self.turn = self.turn.wrapping_add(1);
         self.start(window)
     }
 
@@ -460,10 +462,11 @@ impl AccessSampler for DamonSampler {
     }
 
     fn kernel_cpu_time(&mut self) -> Nanos {
-        let running = (0..self.made)
-            .filter_map(|index| self.admin.kdamond(index).pid())
-            .filter_map(|pid| run_time(&self.root, pid))
-            .sum::<Nanos>();
+        let running = (self.made && self.admin.first().mark() == Some(self.mark))
+            .then(|| self.admin.first().pid())
+            .flatten()
+            .and_then(|pid| run_time(&self.root, pid))
+            .unwrap_or_default();
         self.cpu + running
     }
 
@@ -483,124 +486,6 @@ impl Drop for DamonSampler {
     fn drop(&mut self) {
         self.unmake();
     }
-}
-
-/// Removes the kdamonds that a crashed run left, as noted in `state_dir`, and
-/// the note. Those of anybody else stay.
-///
-/// # Errors
-/// `Busy` when the writer of the note still runs; `Failed` when the note cannot
-/// be read or the kdamonds not be removed.
-pub fn clean_up(root: &Root, state_dir: &Path) -> Result<(), PortError> {
-    let state = StateDir::new(state_dir);
-    let failed = |source| PortError::Failed {
-        what: state.path().display().to_string(),
-        source,
-    };
-    let note = match state.read() {
-        Ok(None) => return Ok(()),
-        Ok(Some(note)) => note,
-        Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-            tracing::warn!(error = %e, "the note of kernel settings is broken; removed");
-            return state.remove().map_err(failed);
-        }
-        Err(e) => return Err(failed(e)),
-    };
-    if note.owner.is_alive(root) && note.owner != Owner::this(root) {
-        return Err(PortError::Busy {
-            what: "DAMON".into(),
-            remedy: format!("hmkeeper runs already, as process {}", note.owner.pid()),
-        });
-    }
-    let admin = Admin::new(root);
-    let count = if note.owner.is_of_earlier_boot(root) {
-        0
-    } else {
-        usize::try_from(admin.count().unwrap_or(0)).unwrap_or(0)
-    };
-    let ours = (0..count).all(|index| {
-        let kdamond = admin.kdamond(index);
-        let mark = kdamond.mark();
-        // The making may have been cut short, before the mark was written.
-        let unfinished = kdamond.is_bare() || mark == Some(0);
-        mark == Some(note.kdamond_mark) || (unfinished && !kdamond.is_on().unwrap_or(true))
-    });
-    if count > 0 && ours {
-        for index in 0..count {
-            let kdamond = admin.kdamond(index);
-            if kdamond.is_on().unwrap_or(false) {
-                kdamond.command("off").map_err(failed)?;
-            }
-        }
-        admin.set_count(0).map_err(failed)?;
-        tracing::info!(
-            count,
-            "removed the kdamonds of a run that did not end orderly"
-        );
-    }
-    state.remove().map_err(failed)
-}
-
-/// Tries DAMON on two pages of our own, of which one is touched, and leaves
-/// nothing behind. Returns what was seen, in one line.
-///
-/// # Errors
-/// As for [`DamonSampler::open`]; `Failed` where it did not see what it should.
-pub fn try_own_page(root: &Root) -> Result<String, PortError> {
-    let mut sampler = DamonSampler::with_state(root, None);
-    sampler.try_own_page()
-}
-
-impl DamonSampler {
-    fn try_own_page(&mut self) -> Result<String, PortError> {
-        self.check_free()?;
-        let failed = |source| PortError::Failed {
-            what: "DAMON".into(),
-            source,
-        };
-        let own = OwnPages::new(64).map_err(failed)?;
-        let Some(range) = own.range() else {
-            return Err(failed(io::Error::other("no page of our own")));
-        };
-        let pages: Vec<_> = range.iter_pages().collect();
-        let samples: Vec<_> = pages
-            .iter()
-            .take(2)
-            .map(|&addr| Sample {
-                target: TargetId(0),
-                pid: own_pid(),
-                addr,
-            })
-            .collect();
-        let mut seen = AccessSet::new(samples.clone());
-        let window = Nanos(CHECKS * MIN_CHECK_MICROS * 1000);
-        self.arm(&samples, window)?;
-        let until = std::time::Instant::now() + window.into();
-        while std::time::Instant::now() < until {
-            own.protect_and_touch(0).map_err(failed)?;
-            thread::sleep(std::time::Duration::from_millis(1));
-        }
-        self.collect(&mut seen)?;
-        self.release();
-        let accessed = seen.tallies().iter().map(|tally| tally.accessed);
-        if accessed.clone().ne([1, 0]) {
-            return Err(failed(io::Error::other(format!(
-                "of two pages of our own the first was touched; seen: {:?}",
-                seen.tallies()
-            ))));
-        }
-        Ok(format!(
-            "a kdamond told a touched page of {PAGE_BYTES} bytes of ours from an idle one"
-        ))
-    }
-}
-
-/// Has the kernel tell the accessed regions.
-fn update(kdamond: &Kdamond, accessed: &mut Vec<VirtAddr>) -> io::Result<()> {
-    kdamond.command("update_schemes_tried_regions")?;
-    kdamond.tried_regions(accessed)?;
-    accessed.sort_unstable();
-    kdamond.command("clear_schemes_tried_regions")
 }
 
 /// The index ranges of samples of one target each.
@@ -633,18 +518,4 @@ fn run_time(root: &Root, pid: Pid) -> Option<Nanos> {
 fn has_memory(root: &Root, pid: Pid) -> bool {
     fs::read_to_string(root.proc(pid.to_string()).join("statm"))
         .is_ok_and(|text| text.split_ascii_whitespace().next() != Some("0"))
-}
-
-fn busy_remedy(root: &Root) -> String {
-    let running: Vec<_> = EXCLUSIVE
-        .iter()
-        .map(|module| root.sys(format!("module/{module}/parameters/enabled")))
-        .filter(|path| fs::read_to_string(path).is_ok_and(|text| text.trim() == "Y"))
-        .map(|path| format!("write N to {}", path.display()))
-        .collect();
-    if running.is_empty() {
-        "stop whoever else runs a kdamond (damo stop)".into()
-    } else {
-        running.join(", ")
-    }
 }
