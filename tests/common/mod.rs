@@ -1,0 +1,623 @@
+//! What the tests in the guest share: the daemon, workloads and ballast as
+//! child processes, and where a foreign process's pages are.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test program uses its own part of this"
+)]
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use hmkeeper::demo::workload::lines::{ByNode, ClassLine, Line};
+use hmkeeper::ports::Residency;
+use hmkeeper::sys::numa;
+use hmkeeper::sys::process::{end_with_parent, signal};
+use hmkeeper::sys::residency::SysResidency;
+use hmkeeper::sys::root::Root;
+use hmkeeper::units::{Bytes, NodeId, PageRange, Pid, VirtAddr};
+pub use nix::sys::signal::Signal;
+use serde_json::Value;
+
+/// Anything in the guest may take this long: it computes 20 times slower.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+/// The interval of all tests here.
+pub const INTERVAL: Duration = Duration::from_secs(2);
+/// Epochs within which a jumped hot set must have arrived.
+pub const EPOCHS: u64 = 8;
+
+/// Whether this is the guest that such a test needs; says so when not.
+pub fn in_guest() -> bool {
+    let here = std::env::var_os("HMKEEPER_VM").is_some();
+    if !here {
+        println!("skipped: runs in the virtual machine only (make test-vm)");
+    }
+    here
+}
+
+/// Whether the long forms are wanted.
+pub fn long() -> bool {
+    std::env::var_os("HMKEEPER_LONG").is_some()
+}
+
+/// `short` or, where long forms are wanted, `full`.
+pub fn short_or_full<T>(short: T, full: T) -> T {
+    if long() { full } else { short }
+}
+
+/// The program under test.
+pub fn hmkeeper() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hmkeeper"));
+    command.env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+}
+
+/// Runs the program to its end.
+pub fn output_of(args: &[&str]) -> Output {
+    hmkeeper().args(args).output().expect("running hmkeeper")
+}
+
+/// Both streams and the exit code, for messages.
+pub fn show(output: &Output) -> String {
+    format!(
+        "exit {:?}\nstdout: {}\nstderr: {}",
+        output.status.code(),
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Waits until `done` says something, or fails with what was seen last.
+pub fn wait_for<T>(
+    what: &str,
+    at_most: Duration,
+    mut done: impl FnMut() -> Result<T, String>,
+) -> T {
+    let until = Instant::now() + at_most;
+    loop {
+        match done() {
+            Ok(value) => return value,
+            Err(seen) if Instant::now() >= until => {
+                panic!("{what}: not within {at_most:?}; seen last: {seen}")
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// A directory, a port and a socket for one daemon after the other.
+pub struct Site {
+    dir: tempfile::TempDir,
+    port: u16,
+}
+
+impl Site {
+    pub fn new() -> Self {
+        let port = TcpListener::bind("127.0.0.1:0")
+            .and_then(|l| l.local_addr())
+            .expect("a free port")
+            .port();
+        Self {
+            dir: tempfile::tempdir().expect("a directory"),
+            port,
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn config(&self) -> PathBuf {
+        self.path("hmkeeper.toml")
+    }
+
+    /// A whole configuration: `[daemon]`, `[metrics]` and `[control]` of this
+    /// site, then `body`.
+    pub fn write_config(&self, body: &str) {
+        let text = format!(
+            "[daemon]\nstate_dir = \"{}\"\n[metrics]\nlisten = \"127.0.0.1:{}\"\n\
+             [control]\nsocket = \"{}\"\n{body}",
+            self.path("state").display(),
+            self.port,
+            self.path("control.sock").display(),
+        );
+        fs::write(self.config(), text).expect("writing the configuration");
+    }
+
+    /// `hmkeeper run` with what was written.
+    pub fn start(&self) -> Daemon {
+        let mut command = hmkeeper();
+        command.args(["run", "--config"]).arg(self.config());
+        self.start_as(command)
+    }
+
+    /// The same through another command line.
+    pub fn start_as(&self, mut command: Command) -> Daemon {
+        let log = self.path("daemon.log");
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .expect("the log");
+        command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().expect("the log"))
+            .stderr(file);
+        end_with_parent(&mut command, Signal::SIGKILL);
+        Daemon {
+            process: command.spawn().expect("starting hmkeeper"),
+            config: self.config(),
+            port: self.port,
+            log,
+        }
+    }
+}
+
+/// The configuration's body for one target.
+pub fn body(pid: u32, more: &str) -> String {
+    format!(
+        "[profiling]\ninterval = \"{}s\"\n{more}\n[[targets]]\nname = \"w\"\npid = {pid}\n",
+        INTERVAL.as_secs()
+    )
+}
+
+/// A running daemon; dropping it kills it.
+pub struct Daemon {
+    process: Child,
+    config: PathBuf,
+    port: u16,
+    log: PathBuf,
+}
+
+impl Daemon {
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// One of the verbs that go through the control socket.
+    pub fn control(&self, verb: &[&str]) -> Output {
+        hmkeeper()
+            .args(verb)
+            .arg("--config")
+            .arg(&self.config)
+            .output()
+            .expect("running hmkeeper")
+    }
+
+    /// `status --json`.
+    pub fn try_status(&self) -> Result<Value, String> {
+        let output = self.control(&["status", "--json"]);
+        if !output.status.success() {
+            return Err(show(&output));
+        }
+        serde_json::from_slice(&output.stdout).map_err(|e| format!("{e}: {}", show(&output)))
+    }
+
+    pub fn status(&self) -> Value {
+        self.try_status()
+            .unwrap_or_else(|e| panic!("status: {e}\nlog: {}", self.log()))
+    }
+
+    /// Waits until it watches `pid`.
+    pub fn until_watching(&mut self, pid: u32) {
+        let log = self.log.clone();
+        let told = || fs::read_to_string(&log).unwrap_or_default();
+        wait_for(&format!("watching {pid}"), PATIENCE, || {
+            if let Ok(Some(status)) = self.process.try_wait() {
+                panic!("the daemon ended ({status}): {}", told());
+            }
+            let status = self.try_status()?;
+            let found = target(&status, pid).is_some();
+            found
+                .then_some(())
+                .ok_or_else(|| format!("{status}\nlog: {}", told()))
+        });
+    }
+
+    /// Waits until so many more epochs have ended; gives the status then.
+    pub fn epochs(&self, more: u64) -> Value {
+        let from = epoch(&self.status());
+        wait_for(
+            &format!("{more} epochs after epoch {from}"),
+            PATIENCE + INTERVAL * 3 * u32::try_from(more).unwrap_or(100),
+            || {
+                let status = self.try_status()?;
+                if epoch(&status) >= from + more {
+                    Ok(status)
+                } else {
+                    Err(format!("epoch {}", epoch(&status)))
+                }
+            },
+        )
+    }
+
+    /// `/metrics`.
+    pub fn metrics(&self) -> Metrics {
+        Metrics(self.get("/metrics").unwrap_or_else(|e| {
+            panic!("GET /metrics: {e}\nlog: {}", self.log());
+        }))
+    }
+
+    /// The body of a page, when it is there.
+    pub fn get(&self, path: &str) -> Result<String, String> {
+        let text = |e: std::io::Error| e.to_string();
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).map_err(text)?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(text)?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
+        .map_err(text)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).map_err(text)?;
+        let (head, body) = answer.split_once("\r\n\r\n").ok_or("no header")?;
+        if head.starts_with("HTTP/1.1 200") {
+            Ok(body.to_owned())
+        } else {
+            Err(head.to_owned())
+        }
+    }
+
+    pub fn signal(&self, with: Signal) {
+        signal(self.pid(), with).expect("signalling the daemon");
+    }
+
+    /// How it ended, when it does.
+    pub fn wait(&mut self) -> ExitStatus {
+        let log = self.log.clone();
+        wait_for("the daemon's end", PATIENCE, || {
+            let ended = self.process.try_wait().map_err(|e| e.to_string())?;
+            ended.ok_or_else(|| fs::read_to_string(&log).unwrap_or_default())
+        })
+    }
+
+    /// Asks it to end and expects that it does so well.
+    pub fn stop(mut self) {
+        self.signal(Signal::SIGTERM);
+        let status = self.wait();
+        assert!(status.success(), "SIGTERM: {status}\nlog: {}", self.log());
+    }
+
+    /// `kill -9`.
+    pub fn kill(mut self) {
+        self.signal(Signal::SIGKILL);
+        self.wait();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("-- the daemon's log:\n{}", self.log());
+        }
+        // Both fail when it has ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Epochs so far.
+pub fn epoch(status: &Value) -> u64 {
+    status["epoch"].as_u64().unwrap_or(0)
+}
+
+/// A target in the status.
+pub fn target(status: &Value, pid: u32) -> Option<&Value> {
+    let targets = status["targets"].as_array()?;
+    targets
+        .iter()
+        .find(|t| t["pid"].as_u64() == Some(pid.into()))
+}
+
+/// A number of a target in the status.
+pub fn number(status: &Value, pid: u32, key: &str) -> u64 {
+    let found = target(status, pid).and_then(|t| t[key].as_u64());
+    found.unwrap_or_else(|| panic!("no {key} of {pid} in {status}"))
+}
+
+/// Prometheus' text.
+pub struct Metrics(pub String);
+
+impl Metrics {
+    /// The sum of all series of this name that have these labels.
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let wanted: Vec<String> = labels.iter().map(|(k, v)| format!("{k}=\"{v}\"")).collect();
+        let values: Vec<f64> = self
+            .0
+            .lines()
+            .filter_map(|line| {
+                let rest = line.strip_prefix(name)?;
+                let (labels, value) = match rest.strip_prefix('{') {
+                    Some(rest) => rest.split_once("} ")?,
+                    None => ("", rest.strip_prefix(' ')?),
+                };
+                let all = wanted.iter().all(|w| labels.split(',').any(|l| l == w));
+                all.then(|| value.trim().parse().ok())?
+            })
+            .collect();
+        (!values.is_empty()).then(|| values.iter().sum())
+    }
+
+    /// The same, where it must be there.
+    pub fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        self.sum(name, labels)
+            .unwrap_or_else(|| panic!("no {name}{labels:?} in\n{}", self.0))
+    }
+
+    /// Bytes that were moved, in either direction.
+    pub fn moved_bytes(&self) -> f64 {
+        let of = |name| self.sum(name, &[]).unwrap_or(0.0);
+        of("hmkeeper_promoted_bytes_total") + of("hmkeeper_demoted_bytes_total")
+    }
+}
+
+/// A running workload; dropping it kills it.
+pub struct Workload {
+    process: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    seen: VecDeque<String>,
+    /// Its buffer.
+    pub range: PageRange,
+    /// Where the buffer was at the start.
+    pub start: ByNode,
+    /// The classes of the phase now.
+    pub classes: Vec<ClassLine>,
+}
+
+impl Workload {
+    /// Starts `hmkeeper workload` and waits until its memory is there.
+    pub fn start(args: &[&str]) -> Self {
+        let mut command = hmkeeper();
+        command.arg("workload").args(args);
+        Self::start_as(command)
+    }
+
+    /// The same through another command line.
+    pub fn start_as(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        end_with_parent(&mut command, Signal::SIGKILL);
+        let mut process = command.spawn().expect("starting the workload");
+        let stdin = process.stdin.take();
+        let out = process.stdout.take().expect("piped");
+        let (send, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut workload = Self {
+            process,
+            stdin,
+            lines,
+            seen: VecDeque::new(),
+            range: PageRange::new(VirtAddr(0), VirtAddr(4096)).expect("a range"),
+            start: ByNode::default(),
+            classes: Vec::new(),
+        };
+        let Line::Ready { range, pages, .. } =
+            workload.next("ready", |l| matches!(l, Line::Ready { .. }))
+        else {
+            unreachable!("asked for ready")
+        };
+        workload.range = range;
+        workload.start = pages;
+        workload
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Says this on its stdin: lets it begin, or ends the phase.
+    pub fn go(&mut self) {
+        let stdin = self.stdin.as_mut().expect("its stdin");
+        stdin.write_all(b"\n").expect("telling the workload");
+    }
+
+    /// The next line of this kind; those before it are dropped.
+    pub fn next(&mut self, what: &str, wanted: impl Fn(&Line) -> bool) -> Line {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let text = match self.lines.recv_timeout(left) {
+                Ok(text) => text,
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!(
+                        "workload: no {what} within {PATIENCE:?}; it said {:?}",
+                        self.seen
+                    )
+                }
+                Err(RecvTimeoutError::Disconnected) => panic!(
+                    "workload: ended ({:?}) before {what}; it said {:?}",
+                    self.process.wait(),
+                    self.seen
+                ),
+            };
+            let line: Line =
+                serde_json::from_str(&text).unwrap_or_else(|e| panic!("workload: {e}: {text}"));
+            self.seen.push_back(text.chars().take(300).collect());
+            if self.seen.len() > 8 {
+                self.seen.pop_front();
+            }
+            if let Line::Phase { classes, .. } = &line {
+                self.classes.clone_from(classes);
+            }
+            if let Line::Mismatch { .. } = &line {
+                panic!("workload: its memory is damaged: {line:?}");
+            }
+            if wanted(&line) {
+                return line;
+            }
+        }
+    }
+
+    /// Waits for the next phase.
+    pub fn phase(&mut self) {
+        self.next("phase", |l| matches!(l, Line::Phase { .. }));
+    }
+
+    /// Accesses per second in the next so many samples.
+    pub fn throughput(&mut self, samples: u32) -> f64 {
+        // The one under way is not whole.
+        self.drain();
+        self.next("sample", |l| matches!(l, Line::Sample { .. }));
+        let mut sum = 0.0;
+        for _ in 0..samples {
+            if let Line::Sample {
+                accesses_per_second,
+                ..
+            } = self.next("sample", |l| matches!(l, Line::Sample { .. }))
+            {
+                sum += accesses_per_second;
+            }
+        }
+        sum / f64::from(samples)
+    }
+
+    /// Looks at everything it has said: none of it is bad.
+    pub fn drain(&mut self) {
+        while let Ok(text) = self.lines.try_recv() {
+            assert!(!text.contains("\"mismatch\""), "workload: {text}");
+        }
+    }
+
+    /// Whether it still runs and still says so.
+    pub fn assert_alive(&mut self) {
+        self.drain();
+        self.next("sign of life", |l| matches!(l, Line::Sample { .. }));
+    }
+
+    /// Ends its phases and gives its last words with how it ended.
+    pub fn finish(&mut self) -> (Line, ExitStatus) {
+        drop(self.stdin.take());
+        let end = self.next("end", |l| matches!(l, Line::End { .. }));
+        let status = self.process.wait().expect("waiting for the workload");
+        (end, status)
+    }
+
+    /// Where the pages of one class are now, asked from outside.
+    pub fn located(&self, class: usize) -> ByNode {
+        locate(self.pid(), &self.classes[class].ranges)
+    }
+
+    pub fn kill(&mut self) {
+        self.process.kill().expect("killing the workload");
+        self.process.wait().expect("waiting for the workload");
+    }
+}
+
+impl Drop for Workload {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("-- the workload said: {:?}", self.seen);
+        }
+        // Both fail when it has ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Memory taken from a node until it is dropped.
+pub struct Ballast(Workload);
+
+/// Fills a node until `leave` is free there for the daemon to use: the
+/// kernel's own reserve and the daemon's headroom come on top.
+pub fn ballast(node: u32, leave: Bytes) -> Ballast {
+    let usage = SysResidency::new(&Root::host())
+        .nodes()
+        .expect("the nodes' memory")
+        .into_iter()
+        .find(|u| u.node == NodeId(node))
+        .unwrap_or_else(|| panic!("no node {node}"));
+    // `migration.headroom` is 2 % unless configured.
+    let headroom = usage.total.0 / 50;
+    let leave = leave + usage.reserve + Bytes(headroom);
+    Ballast(Workload::start(&[
+        "--pattern=ballast",
+        &format!("--start-node={node}"),
+        &format!("--leave={}", leave.0),
+    ]))
+}
+
+impl Ballast {
+    pub fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+}
+
+/// Where the pages of some ranges of a process are.
+pub fn locate(pid: u32, ranges: &[PageRange]) -> ByNode {
+    let pages: Vec<VirtAddr> = ranges.iter().flat_map(|r| r.iter_pages()).collect();
+    let mut all = ByNode::default();
+    for slice in pages.chunks(4096) {
+        let nodes = numa::locate(Some(pid_of(pid)), slice)
+            .unwrap_or_else(|e| panic!("asking for the pages of {pid}: {e}"));
+        for node in nodes.into_iter().flatten() {
+            all.add(node, 1);
+        }
+    }
+    all
+}
+
+pub fn pid_of(pid: u32) -> Pid {
+    Pid(i32::try_from(pid).expect("a pid"))
+}
+
+/// Share of these pages on these nodes.
+pub fn share(pages: &ByNode, nodes: &[u32]) -> f64 {
+    let nodes: Vec<NodeId> = nodes.iter().copied().map(NodeId).collect();
+    pages.share(&nodes).unwrap_or(0.0)
+}
+
+/// One line for a person.
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// A number of the kernel.
+pub fn read_number(path: impl AsRef<Path>) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Contexts that DAMON has now.
+pub fn kdamond_count() -> u64 {
+    read_number("/sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds").expect("a kernel with DAMON")
+}
+
+/// A command line by the shell, which must succeed.
+pub fn sh(command: &str) -> String {
+    let output = Command::new("sh")
+        .args(["-c", command])
+        .output()
+        .expect("running sh");
+    assert!(output.status.success(), "{command}: {}", show(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Pieces of a message, one a line.
+pub fn lines(items: impl IntoIterator<Item = String>) -> String {
+    items.into_iter().fold(String::new(), |mut all, item| {
+        let _ = writeln!(all, "  {item}");
+        all
+    })
+}

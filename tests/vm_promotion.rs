@@ -1,0 +1,154 @@
+//! A tenth of a buffer on the slowest node is hot, in scattered chunks that
+//! jump three times, and the fastest node has room for one and a half such hot
+//! sets: within eight epochs after each jump at least 90 % of the hot pages are
+//! there, asked for from outside of daemon and workload.
+//!
+// vm: topology=4tier timeout=400 long-timeout=1200
+
+mod common;
+
+use common::{EPOCHS, Site, Workload, ballast, body, epoch, in_guest, number, percent, share};
+use hmkeeper::units::Bytes;
+
+/// What differs between the forms of this test.
+struct Form {
+    name: &'static str,
+    workload: &'static [&'static str],
+    profiling: &'static str,
+    /// The nodes of the first rank as the workload's CPUs see them.
+    fast: &'static [u32],
+}
+
+const BUFFER: Bytes = Bytes::from_mib(1024);
+const CHUNKS: u32 = 64;
+const JUMPS: u32 = 3;
+const REACHED: f64 = 0.9;
+
+fn follows(form: &Form) {
+    if !in_guest() {
+        return;
+    }
+    let hot = BUFFER.0 / 10;
+    let room = Bytes(hot * 3 / 2 / form.fast.len() as u64);
+    let _ballast: Vec<_> = form.fast.iter().map(|&node| ballast(node, room)).collect();
+    let bytes = format!("--bytes={}", BUFFER.0);
+    let chunks = format!("--chunks={CHUNKS}");
+    let phases = format!("--phases={}", JUMPS + 1);
+    let mut args = vec![
+        "--wait",
+        "--step",
+        "--phase-seconds=100000",
+        "--start-node=3",
+        "--hot=0.1",
+    ];
+    args.extend([bytes.as_str(), chunks.as_str(), phases.as_str()]);
+    args.extend(form.workload);
+    let mut workload = Workload::start(&args);
+    assert!(
+        share(&workload.start, &[3]) > 0.99,
+        "the buffer should begin on node 3, but is on {:?}",
+        workload.start
+    );
+    if form.workload.contains(&"--thp") {
+        assert_huge(workload.pid());
+    }
+    let site = Site::new();
+    site.write_config(&body(workload.pid(), form.profiling));
+    let mut daemon = site.start();
+    daemon.until_watching(workload.pid());
+    for jump in 0..=JUMPS {
+        workload.go();
+        workload.phase();
+        let begin = epoch(&daemon.status());
+        let mut course = Vec::new();
+        loop {
+            // One more than was: the epoch that the jump fell into is not whole.
+            let status = daemon.epochs(1);
+            let now = epoch(&status) - begin;
+            let reached = share(&workload.located(0), form.fast);
+            course.push(format!(
+                "epoch {now}: {} of the hot pages on {:?}; {} MiB promoted, {} MiB demoted so far",
+                percent(reached),
+                form.fast,
+                number(&status, workload.pid(), "promoted_bytes") >> 20,
+                number(&status, workload.pid(), "demoted_bytes") >> 20,
+            ));
+            if reached >= REACHED {
+                break;
+            }
+            assert!(
+                now < EPOCHS + 1,
+                "{}: jump {jump}: below {} after {EPOCHS} epochs:\n{}\npages: {:?}\nstatus: {status:#}",
+                form.name,
+                percent(REACHED),
+                common::lines(course),
+                workload.located(0),
+            );
+        }
+        println!("{}: jump {jump}:\n{}", form.name, common::lines(course));
+    }
+    let metrics = daemon.metrics();
+    let demoted = metrics.value("hmkeeper_demoted_bytes_total", &[("target", "w")]);
+    assert!(demoted > 0.0, "nothing was demoted:\n{}", metrics.0);
+    workload.assert_alive();
+    daemon.stop();
+}
+
+/// Most of the buffer lies on huge pages, or the test would test something else.
+fn assert_huge(pid: u32) {
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps");
+    let kib: u64 = rollup
+        .lines()
+        .find_map(|l| l.strip_prefix("AnonHugePages:"))
+        .and_then(|l| l.split_whitespace().next()?.parse().ok())
+        .expect("AnonHugePages");
+    assert!(
+        kib * 1024 > BUFFER.0 / 2,
+        "only {kib} KiB of {BUFFER} are on huge pages"
+    );
+}
+
+#[test]
+fn small_pages() {
+    follows(&Form {
+        name: "small pages",
+        workload: &["--cpus=0"],
+        profiling: "",
+        fast: &[0],
+    });
+}
+
+#[test]
+fn huge_pages() {
+    follows(&Form {
+        name: "huge pages",
+        // A chunk of 1.6 MiB to a huge page: the hot set takes 128 MiB of the
+        // 154 for which there is room.
+        workload: &["--cpus=0", "--thp", "--align=2MiB"],
+        profiling: "",
+        fast: &[0],
+    });
+}
+
+#[test]
+fn threads_on_both_sockets() {
+    follows(&Form {
+        name: "two threads on both sockets",
+        workload: &["--cpus=0,1", "--threads=2"],
+        profiling: "",
+        fast: &[0, 1],
+    });
+}
+
+#[test]
+fn damon() {
+    follows(&Form {
+        name: "DAMON",
+        workload: &["--cpus=0"],
+        profiling: "sampler = \"damon\"",
+        fast: &[0],
+    });
+    if in_guest() {
+        assert_eq!(common::kdamond_count(), 0, "kdamonds left after SIGTERM");
+    }
+}
