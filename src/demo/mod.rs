@@ -129,7 +129,7 @@ struct Demo<'a> {
 /// The daemon with what is needed to ask it.
 struct Daemon {
     child: Child,
-    config: PathBuf,
+    socket: PathBuf,
     /// Its last answer.
     status: Status,
 }
@@ -275,12 +275,13 @@ impl Demo<'_> {
             .chain([config.display().to_string()])
             .collect();
         let mut child = self.start(Role::Daemon, &args)?;
+        let socket = socket(self.dir.path());
         let until = Instant::now() + READY_WITHIN;
         loop {
-            if let Some(status) = Status::ask(&config).filter(|s| s.target(target).is_some()) {
+            if let Some(status) = Status::ask(&socket).filter(|s| s.target(target).is_some()) {
                 return Ok(Daemon {
                     child,
-                    config,
+                    socket,
                     status,
                 });
             }
@@ -430,7 +431,7 @@ impl Daemon {
         if self.child.ended()?.is_some() {
             return Err(self.child.died());
         }
-        if let Some(status) = Status::ask(&self.config) {
+        if let Some(status) = Status::ask(&self.socket) {
             self.status = status;
         }
         Ok(())
@@ -444,6 +445,11 @@ fn strings(args: &[&str]) -> Vec<String> {
 /// A path as a TOML string.
 fn quoted(path: &Path) -> toml::Value {
     toml::Value::String(path.display().to_string())
+}
+
+/// The daemon's control socket.
+fn socket(dir: &Path) -> PathBuf {
+    dir.join("control.sock")
 }
 
 /// The daemon's configuration: the defaults but for what is named here.
@@ -460,7 +466,7 @@ fn daemon_config(
          [[targets]]\nname = \"demo\"\npid = {target}\n",
         quoted(&dir.join("state")),
         INTERVAL.as_secs(),
-        quoted(&dir.join("control.sock")),
+        quoted(&socket(dir)),
     );
     if let Room::Capacity(bytes) = room {
         let share = bytes.0 / place.fast.len().max(1) as u64;

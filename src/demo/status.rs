@@ -47,11 +47,11 @@ struct Share {
 }
 
 impl Status {
-    /// Asks the daemon behind this configuration; `None` while it does not answer.
-    pub(super) fn ask(config: &Path) -> Option<Self> {
+    /// Asks the daemon behind this socket; `None` while it does not answer.
+    pub(super) fn ask(socket: &Path) -> Option<Self> {
         let output = Command::new(std::env::current_exe().ok()?)
-            .args(["status", "--json", "--config"])
-            .arg(config)
+            .args(["status", "--json", "--socket"])
+            .arg(socket)
             .stdin(Stdio::null())
             .stderr(Stdio::null())
             .output()
