@@ -330,23 +330,18 @@ fn check(args: &Json) -> Result<ExitCode, End> {
                 let _ = writeln!(text, "{:<33} {weight}{}", "", finding.remedy);
             }
         }
-        let name = sampler.map_or("none: accesses cannot be seen", SamplerKind::as_str);
-        let _ = writeln!(text, "sampler: {name}");
         print(&text)?;
     }
     let lacking = findings
         .iter()
         .filter(|f| f.required && f.state != State::Present)
         .map(|f| f.name);
-    let mut lacking: Vec<&str> = lacking.collect();
-    if sampler.is_none() {
-        lacking.push("a sampler");
-    }
+    let lacking: Vec<&str> = lacking.collect();
     if lacking.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     let text = format!(
-        "this host lacks {}; the lines above tell the remedy",
+        "this host lacks {}; `hmkeeper check` tells the remedy of each",
         lacking.join(", ")
     );
     Err(Failure::new(code::HOST, text).into())
