@@ -28,7 +28,6 @@ use self::children::{Child, Role, WorkDir};
 pub use self::place::Unfit;
 use self::place::{Place, Room};
 use self::size::parse_bytes;
-use self::status::Status;
 use self::table::{Outcome, PhaseResult, Row, TierNode};
 use self::workload::lines::{ByNode, Line};
 use crate::ports::{Residency, Topology};
@@ -36,9 +35,14 @@ use crate::sys::process::{catch_end_signals, cpu_time};
 use crate::sys::residency::SysResidency;
 use crate::sys::root::Root;
 use crate::sys::topology::SysTopology;
+use crate::telemetry::status::{Status, TargetStatus};
 use crate::tiering::observation::NodeUsage;
 use crate::units::Bytes;
 
+/// The daemon's control socket in the work directory.
+const SOCKET: &str = "control.sock";
+/// The daemon's state directory there.
+const STATE_DIR: &str = "state";
 /// The daemon's interval in the demo: fifteen epochs in a phase.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Time between two rows.
@@ -268,6 +272,8 @@ impl Demo<'_> {
             .context("finding a free port")?
             .port();
         let text = daemon_config(&self.place, room, target, port, self.dir.path())?;
+        let state = self.dir.path().join(STATE_DIR);
+        std::fs::create_dir(&state).with_context(|| format!("creating {}", state.display()))?;
         std::fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         let args = ["run", "--config"].map(str::to_owned);
         let args: Vec<String> = args
@@ -275,10 +281,12 @@ impl Demo<'_> {
             .chain([config.display().to_string()])
             .collect();
         let mut child = self.start(Role::Daemon, &args)?;
-        let socket = socket(self.dir.path());
+        let socket = self.dir.path().join(SOCKET);
         let until = Instant::now() + READY_WITHIN;
         loop {
-            if let Some(status) = Status::ask(&socket).filter(|s| s.target(target).is_some()) {
+            if let Some(status) =
+                status::ask(&socket).filter(|s| status::target(s, target).is_some())
+            {
                 return Ok(Daemon {
                     child,
                     socket,
@@ -356,8 +364,8 @@ impl Demo<'_> {
                         let wall = last_row.0.elapsed().as_secs_f64();
                         figures.daemon_cpus =
                             Some(cpu.saturating_sub(last_row.1).as_secs_f64() / wall);
-                        figures.estimate = daemon.status.share(pid, &self.place.fast);
-                        if let Some(target) = daemon.status.target(pid) {
+                        figures.estimate = status::share(&daemon.status, pid, &self.place.fast);
+                        if let Some(target) = status::target(&daemon.status, pid) {
                             figures.promoted = Bytes(target.promoted_bytes);
                             figures.demoted = Bytes(target.demoted_bytes);
                         }
@@ -385,9 +393,11 @@ impl Demo<'_> {
                         daemon.ask()?;
                     }
                     let now = daemon.as_ref().map(|d| d.status.clone());
-                    let grown = |count: fn(&status::Target) -> u64| {
+                    let grown = |count: fn(&TargetStatus) -> u64| {
                         let of = |s: &Option<Status>| {
-                            s.as_ref().and_then(|s| s.target(pid)).map_or(0, count)
+                            s.as_ref()
+                                .and_then(|s| status::target(s, pid))
+                                .map_or(0, count)
                         };
                         of(&now).saturating_sub(of(&at_phase_start))
                     };
@@ -399,7 +409,7 @@ impl Demo<'_> {
                         true_shares: table::shares(&self.place, &last_quarter),
                         estimated_fast_share: now
                             .as_ref()
-                            .and_then(|s| s.share(pid, &self.place.fast)),
+                            .and_then(|s| status::share(s, pid, &self.place.fast)),
                         hot_pages_fast_share: hot_pages.share(&self.place.fast),
                         epochs: epoch(&now).saturating_sub(epoch(&at_phase_start)),
                         promoted_bytes: grown(|t| t.promoted_bytes),
@@ -431,7 +441,7 @@ impl Daemon {
         if self.child.ended()?.is_some() {
             return Err(self.child.died());
         }
-        if let Some(status) = Status::ask(&self.socket) {
+        if let Some(status) = status::ask(&self.socket) {
             self.status = status;
         }
         Ok(())
@@ -447,11 +457,6 @@ fn quoted(path: &Path) -> toml::Value {
     toml::Value::String(path.display().to_string())
 }
 
-/// The daemon's control socket.
-fn socket(dir: &Path) -> PathBuf {
-    dir.join("control.sock")
-}
-
 /// The daemon's configuration: the defaults but for what is named here.
 fn daemon_config(
     place: &Place,
@@ -464,9 +469,9 @@ fn daemon_config(
         "[daemon]\nstate_dir = {}\n\n[profiling]\ninterval = \"{}s\"\n\n\
          [metrics]\nlisten = \"127.0.0.1:{port}\"\n\n[control]\nsocket = {}\n\n\
          [[targets]]\nname = \"demo\"\npid = {target}\n",
-        quoted(&dir.join("state")),
+        quoted(&dir.join(STATE_DIR)),
         INTERVAL.as_secs(),
-        quoted(&socket(dir)),
+        quoted(&dir.join(SOCKET)),
     );
     if let Room::Capacity(bytes) = room {
         let share = bytes.0 / place.fast.len().max(1) as u64;

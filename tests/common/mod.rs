@@ -27,6 +27,8 @@ use hmkeeper::units::{Bytes, NodeId, PageRange, Pid, VirtAddr};
 pub use nix::sys::signal::Signal;
 use serde_json::Value;
 
+/// The control socket in a site's directory.
+const SOCKET: &str = "control.sock";
 /// Anything in the guest may take this long: it computes 20 times slower.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 /// The interval of all tests here.
@@ -105,10 +107,9 @@ impl Site {
             .and_then(|l| l.local_addr())
             .expect("a free port")
             .port();
-        Self {
-            dir: tempfile::tempdir().expect("a directory"),
-            port,
-        }
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::create_dir(dir.path().join("state")).expect("a directory");
+        Self { dir, port }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -131,7 +132,7 @@ impl Site {
              [control]\nsocket = \"{}\"\n{body}",
             self.path("state").display(),
             self.port,
-            self.path("control.sock").display(),
+            self.path(SOCKET).display(),
         );
         fs::write(self.config(), text).expect("writing the configuration");
     }
@@ -158,7 +159,7 @@ impl Site {
         end_with_parent(&mut command, Signal::SIGKILL);
         Daemon {
             process: command.spawn().expect("starting hmkeeper"),
-            config: self.config(),
+            socket: self.path(SOCKET),
             port: self.port,
             log,
         }
@@ -176,7 +177,7 @@ pub fn body(pid: u32, more: &str) -> String {
 /// A running daemon; dropping it kills it.
 pub struct Daemon {
     process: Child,
-    config: PathBuf,
+    socket: PathBuf,
     port: u16,
     log: PathBuf,
 }
@@ -195,8 +196,8 @@ impl Daemon {
     pub fn control(&self, verb: &[&str]) -> Output {
         hmkeeper()
             .args(verb)
-            .arg("--config")
-            .arg(&self.config)
+            .arg("--socket")
+            .arg(&self.socket)
             .output()
             .expect("running hmkeeper")
     }
@@ -507,9 +508,8 @@ impl Workload {
         self.next("sign of life", |l| matches!(l, Line::Sample { .. }));
     }
 
-    /// Ends its phases and gives its last words with how it ended.
+    /// Its last words, when its phases are over, and how it ended.
     pub fn finish(&mut self) -> (Line, ExitStatus) {
-        drop(self.stdin.take());
         let end = self.next("end", |l| matches!(l, Line::End { .. }));
         let status = self.process.wait().expect("waiting for the workload");
         (end, status)

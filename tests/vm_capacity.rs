@@ -1,0 +1,104 @@
+//! More hot data than the fastest node holds: the hottest goes there, the next
+//! tier takes the rest, and then it is still.
+//!
+// vm: topology=4tier timeout=300
+
+mod common;
+
+use common::{Site, Workload, ballast, body, epoch, in_guest, percent, share, short_or_full};
+use hmkeeper::units::Bytes;
+
+const BUFFER: Bytes = Bytes::from_mib(512);
+/// Room for the hotter class of 64 MiB and part of the next.
+const ROOM: Bytes = Bytes::from_mib(96);
+/// Each in its place within so many epochs.
+const PLACED_WITHIN: u64 = 25;
+/// Still within so many more.
+const STILL_WITHIN: u64 = 15;
+/// Bytes moved in an epoch that is still, as a share of the buffer.
+const STILL: f64 = 0.01;
+
+#[test]
+fn the_hottest_first_the_rest_next_and_then_still() {
+    if !in_guest() {
+        return;
+    }
+    let _ballast = ballast(0, ROOM);
+    let bytes = format!("--bytes={}", BUFFER.0);
+    // 64 MiB swept all the time, 128 MiB with each page touched every 1.2 s, so
+    // that about half of the scans see it.
+    let mut workload = Workload::start(&[
+        "--pattern=classes",
+        "--class=0.125:0",
+        "--class=0.25:1.2",
+        "--chunks=16",
+        &bytes,
+        "--cpus=0",
+        "--start-node=3",
+        "--phases=1",
+        "--phase-seconds=100000",
+    ]);
+    workload.phase();
+    let site = Site::new();
+    site.write_config(&body(workload.pid(), ""));
+    let mut daemon = site.start();
+    daemon.until_watching(workload.pid());
+
+    let begin = epoch(&daemon.status());
+    let mut course = Vec::new();
+    loop {
+        let status = daemon.epochs(1);
+        let now = epoch(&status) - begin;
+        let hottest = share(&workload.located(0), &[0]);
+        let rest = share(&workload.located(1), &[0, 1]);
+        course.push(format!(
+            "epoch {now}: {} of the hottest on node 0, {} of the next on 0 and 1",
+            percent(hottest),
+            percent(rest)
+        ));
+        if hottest >= 0.9 && rest >= 0.9 {
+            break;
+        }
+        assert!(
+            now < PLACED_WITHIN,
+            "not placed after {PLACED_WITHIN} epochs:\n{}\nhottest {:?}\nnext {:?}\n{status:#}",
+            common::lines(course),
+            workload.located(0),
+            workload.located(1),
+        );
+    }
+    println!("{}", common::lines(course));
+
+    let footprint = BUFFER.as_f64();
+    let mut before = daemon.metrics().moved_bytes();
+    let mut moved_in_epoch = || {
+        daemon.epochs(1);
+        let now = daemon.metrics().moved_bytes();
+        let moved = (now - before) / footprint;
+        before = now;
+        moved
+    };
+    let mut seen = Vec::new();
+    while seen.last().is_none_or(|&last| last >= STILL) {
+        assert!(
+            (seen.len() as u64) < STILL_WITHIN,
+            "never still; shares of the footprint moved per epoch: {seen:?}"
+        );
+        seen.push(moved_in_epoch());
+    }
+    let still: Vec<f64> = (0..short_or_full(5, 30))
+        .map(|_| moved_in_epoch())
+        .collect();
+    println!("share of the footprint moved per epoch: {seen:?}, then {still:?}");
+    let mean = still.iter().sum::<f64>() / still.len() as f64;
+    assert!(
+        mean < STILL,
+        "not still: {} per epoch on average: {still:?}",
+        percent(mean)
+    );
+    // It did not get there by giving up what it had reached.
+    let hottest = share(&workload.located(0), &[0]);
+    assert!(hottest >= 0.85, "the hottest left: {}", percent(hottest));
+    workload.assert_alive();
+    daemon.stop();
+}
