@@ -20,7 +20,8 @@ const COST_SHARE: u64 = 100;
 /// Attributes are read again after this long, or later when that costs too much.
 const REFRESH: Nanos = Nanos::from_secs(60);
 
-/// What is known of one mapping.
+/// What is known of one mapping: any of these may hold with any other.
+#[allow(clippy::struct_excessive_bools)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Attributes {
     /// Bound, preferred or interleaved.

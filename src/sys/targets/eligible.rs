@@ -143,11 +143,10 @@ mod tests {
         TargetSpec::of_pid(Pid(1))
     }
 
-    fn gather(
-        text: &str,
-        known: Option<Attributes>,
-        spec: &TargetSpec,
-    ) -> (Vec<(u64, u64)>, Vec<(Exclusion, u64)>) {
+    /// Page numbers of ranges, and pages by why they are left out.
+    type Gathered = (Vec<(u64, u64)>, Vec<(Exclusion, u64)>);
+
+    fn gather(text: &str, known: Option<Attributes>, spec: &TargetSpec) -> Gathered {
         let mut eligible = Eligible::default();
         for line in maps::lines(text.as_bytes()) {
             eligible.add(line, known, spec);

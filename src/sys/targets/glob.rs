@@ -112,8 +112,8 @@ mod tests {
         #[test]
         fn text_without_special_characters_matches_itself_only(a in "[a-z /.]{0,12}", b in "[a-z /.]{0,12}") {
             prop_assert_eq!(matches(&a, b.as_bytes()), a == b);
-            let middle = format!("*{}*", a);
-            let text = format!("{}{}{}", b, a, b);
+            let middle = format!("*{a}*");
+            let text = format!("{b}{a}{b}");
             prop_assert!(matches(&middle, text.as_bytes()));
         }
 

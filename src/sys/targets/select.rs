@@ -63,12 +63,16 @@ pub(super) fn find(
                 .for_each(|(&pid, _)| put(pid, index)),
             Selector::Cgroup(path) => {
                 if let Some(dir) = cgroup(root, path) {
-                    members(&dir).into_iter().for_each(|pid| put(pid, index));
+                    for pid in members(&dir) {
+                        put(pid, index);
+                    }
                 }
             }
             Selector::Unit(unit) => {
                 for dir in unit_cgroups(root, unit) {
-                    members(&dir).into_iter().for_each(|pid| put(pid, index));
+                    for pid in members(&dir) {
+                        put(pid, index);
+                    }
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! What hwloc tells: memory attributes, of the host or of an exported machine.
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::path::Path;
 
 use hwlocality::Topology as Hwloc;
@@ -74,7 +75,7 @@ fn numa_nodes(topology: &Hwloc) -> Vec<Node> {
 
 /// hwloc's guess or annotation of what a node is.
 fn kind(object: &TopologyObject) -> MemoryKind {
-    match object.subtype().map(|s| s.to_bytes()) {
+    match object.subtype().map(CStr::to_bytes) {
         Some(b"HBM" | b"MCDRAM") => MemoryKind::Hbm,
         Some(b"NVM") => MemoryKind::Pmm,
         Some(b"CXL" | b"CXL-DRAM") => MemoryKind::Cxl,
