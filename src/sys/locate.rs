@@ -5,18 +5,42 @@
 //! which costs three times as much and tells nothing of folios.
 
 use std::io;
+use std::ops::ControlFlow;
 
-use super::kpageflags::KpageFlags;
+use super::kpageflags::{Flags, KpageFlags};
 use super::move_pages::{self, Status};
 use super::pagemap::{self, Entry, Pagemap, Pfn, PfnNodes};
 use super::root::Root;
-use crate::units::{Bytes, NodeId, PageRange, Pid, VirtAddr};
+use crate::units::{Bytes, NodeId, PAGE_SHIFT, PageRange, Pid, VirtAddr};
 
 /// Pages looked at in one read: 32 KiB of page map.
 const CHUNK_PAGES: u64 = 4096;
 /// Ranges after which the map of frames to nodes is read again, in case
 /// memory was added or removed.
 const NODE_MAP_USES: u32 = 4096;
+
+/// Frames whose flags one read fetches: as many as [`KpageFlags::read`] takes.
+const RUN: usize = 64;
+/// `KPF_ZERO_PAGE` of `include/uapi/linux/kernel-page-flags.h`.
+const ZERO_PAGE: u32 = 24;
+
+/// What is asked about pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Want {
+    /// Their nodes.
+    Nodes,
+    /// Their folios as well.
+    Folios,
+}
+
+/// A page that is present.
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    addr: VirtAddr,
+    node: NodeId,
+    /// Where they were read.
+    frame: Option<(Pfn, Flags)>,
+}
 
 /// A folio, or the part of it that a range holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +61,10 @@ pub(super) struct Locator {
     nodes: PfnNodes,
     uses_left: u32,
     entries: Vec<Entry>,
+    /// Flags of the run of frames under way.
+    frames: Vec<Option<Flags>>,
+    /// A zero page that was met.
+    zero: Option<Pfn>,
 }
 
 impl Locator {
@@ -47,16 +75,22 @@ impl Locator {
             nodes: PfnNodes::default(),
             uses_left: 0,
             entries: Vec::new(),
+            frames: Vec::new(),
+            zero: None,
         }
     }
 
-    /// Calls `each` for every page of `range` that is present, with its frame
-    /// where that is known. A process that has ended has none.
+    /// Calls `each` for every page of `range` that is present, in order of
+    /// address as far as frames are shown, until it breaks. The zero page,
+    /// which untouched memory reads from, is nobody's and left out. Flags are
+    /// read for every frame, or only where the zero page may hide. A process
+    /// that has ended has no pages.
     fn pages(
         &mut self,
         pid: Pid,
         range: PageRange,
-        mut each: impl FnMut(VirtAddr, NodeId, Option<Pfn>),
+        want: Want,
+        mut each: impl FnMut(Page) -> ControlFlow<()>,
     ) -> io::Result<()> {
         if self.uses_left == 0 {
             self.nodes = PfnNodes::read(&self.root);
@@ -82,27 +116,73 @@ impl Locator {
                 return Ok(());
             }
             unplaced.clear();
-            for (addr, entry) in chunk.iter_pages().zip(&self.entries) {
-                match entry.pfn().map(|pfn| (pfn, self.nodes.node(pfn))) {
-                    Some((pfn, Some(node))) => each(addr, node, Some(pfn)),
-                    _ if entry.present() => unplaced.push(addr),
-                    _ => {}
+            let mut index = 0;
+            while index < self.entries.len() {
+                let run = self.run(index, want)?;
+                for (offset, flags) in (0..run).zip(self.frames.iter().copied()) {
+                    let entry = self.entries[index + offset];
+                    let addr = VirtAddr(start.0 + (((index + offset) as u64) << PAGE_SHIFT));
+                    if flags.is_some_and(|f| f.0 >> ZERO_PAGE & 1 == 1) {
+                        self.zero = entry.pfn();
+                    }
+                    if !entry.present() || (entry.pfn().is_some() && entry.pfn() == self.zero) {
+                        continue;
+                    }
+                    let placed = entry.pfn().and_then(|p| Some((p, self.nodes.node(p)?)));
+                    let Some((pfn, node)) = placed else {
+                        unplaced.push(addr);
+                        continue;
+                    };
+                    let frame = flags.map(|flags| (pfn, flags));
+                    if each(Page { addr, node, frame }).is_break() {
+                        return Ok(());
+                    }
                 }
+                index += run;
             }
-            ask(pid, &unplaced, &mut each)?;
+            if ask(pid, &unplaced, &mut each)?.is_break() {
+                return Ok(());
+            }
             start = end;
         }
         Ok(())
     }
 
+    /// How many entries from `index` on lie on adjacent frames, at least one.
+    /// Leaves their flags in `self.frames`, where they are wanted and can be had.
+    fn run(&mut self, index: usize, want: Want) -> io::Result<usize> {
+        let entries = &self.entries[index..];
+        let first = entries[0].pfn();
+        let length = first.map_or(1, |first| {
+            let frames = (first.0..).map(|pfn| Some(Pfn(pfn)));
+            let run = entries.iter().zip(frames).take(RUN);
+            run.take_while(|(e, pfn)| e.pfn() == *pfn).count()
+        });
+        self.frames.clear();
+        self.frames.resize(length, None);
+        // Only a page that others may map too can be the zero page.
+        let wanted = want == Want::Folios || entries[..length].iter().any(|e| !e.exclusive());
+        if let (Some(first), Some(flags), true) = (first, &self.flags, wanted)
+            && self.zero != Some(first)
+        {
+            let mut read = [Flags::default(); RUN];
+            flags.read(first, &mut read[..length])?;
+            for (frame, flags) in self.frames.iter_mut().zip(read) {
+                *frame = Some(flags);
+            }
+        }
+        Ok(length)
+    }
+
     /// Counts the present pages of a range per node.
     pub(super) fn count(&mut self, pid: Pid, range: PageRange) -> io::Result<Vec<(NodeId, u64)>> {
         let mut counts: Vec<(NodeId, u64)> = Vec::new();
-        self.pages(pid, range, |_, node, _| {
-            match counts.iter_mut().find(|(n, _)| *n == node) {
+        self.pages(pid, range, Want::Nodes, |page| {
+            match counts.iter_mut().find(|(n, _)| *n == page.node) {
                 Some((_, count)) => *count += 1,
-                None => counts.push((node, 1)),
+                None => counts.push((page.node, 1)),
             }
+            ControlFlow::Continue(())
         })?;
         counts.sort_unstable();
         Ok(counts)
@@ -118,51 +198,32 @@ impl Locator {
         limit: u64,
         out: &mut Vec<Found>,
     ) -> io::Result<u64> {
-        let flags = self.flags.take();
-        // The folio under way, as frames: first, one past the last.
-        let mut folio = (0, 0);
         let mut last: Option<(VirtAddr, Pfn)> = None;
         let mut pages = 0;
-        let mut trouble = None;
-        let result = self.pages(pid, range, |addr, node, pfn| {
-            if node != from || trouble.is_some() {
-                return;
+        self.pages(pid, range, Want::Folios, |page| {
+            if page.node != from {
+                last = None;
+                return ControlFlow::Continue(());
             }
-            let follows = matches!((last, pfn), (Some((a, p)), Some(pfn))
-                if a.page_index() + 1 == addr.page_index() && p.0 + 1 == pfn.0 && pfn.0 < folio.1);
-            last = pfn.map(|p| (addr, p));
-            if follows {
-                if let Some(found) = out.last_mut() {
-                    found.pages += 1;
-                    pages += 1;
-                }
-                return;
+            // A tail that lies on, page by page and frame by frame.
+            let follows = matches!((last, page.frame), (Some((a, p)), Some((pfn, flags)))
+                if a.page_index() + 1 == page.addr.page_index()
+                    && p.0 + 1 == pfn.0
+                    && flags.tail());
+            last = page.frame.map(|(pfn, _)| (page.addr, pfn));
+            match out.last_mut() {
+                Some(found) if follows => found.pages += 1,
+                _ if pages >= limit => return ControlFlow::Break(()),
+                _ => out.push(Found {
+                    addr: page.addr,
+                    node: page.node,
+                    pages: 1,
+                }),
             }
-            if pages >= limit {
-                return;
-            }
-            folio = match (pfn, &flags) {
-                (Some(pfn), Some(flags)) => match flags.folio(pfn) {
-                    Ok(Some(f)) => (f.head.0, f.head.0 + (1 << f.order)),
-                    // It is changing under our eyes: leave it this time.
-                    Ok(None) => return,
-                    Err(e) => {
-                        trouble = Some(e);
-                        return;
-                    }
-                },
-                _ => (0, 0),
-            };
             pages += 1;
-            out.push(Found {
-                addr,
-                node,
-                pages: 1,
-            });
-        });
-        self.flags = flags;
-        result?;
-        trouble.map_or(Ok(pages), Err)
+            ControlFlow::Continue(())
+        })?;
+        Ok(pages)
     }
 }
 
@@ -170,17 +231,27 @@ impl Locator {
 fn ask(
     pid: Pid,
     pages: &[VirtAddr],
-    each: &mut impl FnMut(VirtAddr, NodeId, Option<Pfn>),
-) -> io::Result<()> {
+    each: &mut impl FnMut(Page) -> ControlFlow<()>,
+) -> io::Result<ControlFlow<()>> {
     let status = match move_pages::query(pid, pages) {
         Ok(status) => status,
-        Err(e) if pagemap::is_gone(&e) => return Ok(()),
+        // EINVAL: it is ending, and has given its memory back already.
+        Err(e) if pagemap::is_gone(&e) || e.raw_os_error() == Some(libc::EINVAL) => {
+            return Ok(ControlFlow::Continue(()));
+        }
         Err(e) => return Err(e),
     };
     for (&addr, status) in pages.iter().zip(status) {
         if let Status::On(node) = status {
-            each(addr, node, None);
+            let page = Page {
+                addr,
+                node,
+                frame: None,
+            };
+            if each(page).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
         }
     }
-    Ok(())
+    Ok(ControlFlow::Continue(()))
 }
