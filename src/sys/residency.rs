@@ -59,7 +59,7 @@ pub(super) fn usage(root: &Root) -> Result<Vec<NodeUsage>, PortError> {
                 node,
                 total,
                 free,
-                reserve: high_watermarks(&zones, node),
+                reserve: reserve(&zones, node),
             })
         })
         .collect()
@@ -78,24 +78,33 @@ pub(super) fn memory(root: &Root, node: NodeId) -> Result<(Bytes, Bytes), PortEr
     Ok((field("MemTotal")?, field("MemFree")?))
 }
 
-/// The high watermarks of a node's zones: below them the kernel reclaims.
-fn high_watermarks(zoneinfo: &str, node: NodeId) -> Bytes {
+/// What of a node's free memory an ordinary page never gets without the kernel
+/// reclaiming first: of each zone its high watermark, and its protection
+/// against allocations that a higher zone could serve; at most what it has.
+fn reserve(zoneinfo: &str, node: NodeId) -> Bytes {
     let mut pages = 0;
     let mut ours = false;
+    let (mut high, mut managed) = (0, 0);
     for line in zoneinfo.lines() {
         if let Some(rest) = line.strip_prefix("Node ") {
             ours = rest
                 .split(',')
                 .next()
                 .is_some_and(|n| n.trim().parse() == Ok(node.0));
+            (high, managed) = (0, 0);
         } else if ours {
             // "        high     1234", never "high:" of the per-CPU lists.
             let mut words = line.split_whitespace();
-            if words.next() == Some("high") {
-                pages += words
-                    .next()
-                    .and_then(|w| w.parse::<u64>().ok())
-                    .unwrap_or(0);
+            match (words.next(), words.next().and_then(|w| w.parse().ok())) {
+                (Some("high"), Some(value)) => high = value,
+                (Some("managed"), Some(value)) => managed = value,
+                // The last of the list is for pages that any zone may hold.
+                (Some("protection:"), _) => {
+                    let last = line.trim_end_matches(')').rsplit([' ', '(']).next();
+                    let protection: u64 = last.and_then(|w| w.parse().ok()).unwrap_or(0);
+                    pages += (high + protection).min(managed);
+                }
+                _ => {}
             }
         }
     }
@@ -107,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watermarks_are_summed_over_a_nodes_zones() {
+    fn a_node_reserves_watermarks_and_protection_but_no_more_than_a_zone_has() {
         let zoneinfo = "\
 Node 0, zone      DMA
   per-node stats
@@ -116,17 +125,28 @@ Node 0, zone      DMA
         boost    0
         min      66
         high     98
+        managed  3840
+        protection: (0, 2934, 7000, 7000)
   pagesets
     cpu: 0
               high:  378
+Node 0, zone    DMA32
+        high     500
+        managed  700000
+        protection: (0, 0, 4000, 4000)
 Node 0, zone   Normal
         high     1000
+        managed  100000
+        protection: (0, 0, 0, 0)
 Node 10, zone   Normal
         high     5
+        managed  100
+        protection: (0, 0, 0, 0)
 ";
-        assert_eq!(high_watermarks(zoneinfo, NodeId(0)), Bytes(1098 * 4096));
-        assert_eq!(high_watermarks(zoneinfo, NodeId(10)), Bytes(5 * 4096));
-        assert_eq!(high_watermarks(zoneinfo, NodeId(1)), Bytes::ZERO);
+        let pages = |n: u64| Bytes(n * 4096);
+        assert_eq!(reserve(zoneinfo, NodeId(0)), pages(3840 + 4500 + 1000));
+        assert_eq!(reserve(zoneinfo, NodeId(10)), pages(5));
+        assert_eq!(reserve(zoneinfo, NodeId(1)), Bytes::ZERO);
     }
 
     #[test]
