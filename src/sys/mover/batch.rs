@@ -196,13 +196,15 @@ fn fates(pid: Pid, to: NodeId, pages: &[VirtAddr], mut status: Vec<Status>) -> V
 /// A call that failed as a whole: some of its pages may have moved.
 fn failed(pid: Pid, to: NodeId, pages: &[VirtAddr], error: &io::Error) -> Done {
     let rest = match error.raw_os_error() {
-        Some(libc::ESRCH) => {
+        // EINVAL: it has no memory any more, though it has not yet ended. Of
+        // its other causes none is possible here: the flags are constant.
+        Some(libc::ESRCH | libc::EINVAL) => {
             return Done {
                 gone: true,
                 ..Done::all(Fate::Absent, pages.len())
             };
         }
-        Some(libc::EPERM | libc::EACCES | libc::ENODEV | libc::EINVAL) => Fate::Refused,
+        Some(libc::EPERM | libc::EACCES | libc::ENODEV) => Fate::Refused,
         Some(libc::ENOMEM) => Fate::NoRoom,
         _ => Fate::Busy,
     };

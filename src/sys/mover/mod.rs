@@ -10,17 +10,17 @@
 //! their folios looked up, so that nothing is "moved" to where it is. Small
 //! and huge folios go in batches of their own, each sized by what a page of its kind
 //! took lately so that a call stays below its time. Before each batch the
-//! destination's free memory is read. What was busy is tried once more at the
+//! destination must have room for it beyond its reserve. What was busy is tried once more at the
 //! end; what was refused is remembered and left alone for longer each time.
 //!
-//! **Properties.** Never more bytes, time or bytes per second than the limits,
-//! give or take one batch. Every page asked for and found is counted exactly
+//! **Properties.** Never more bytes than the limit, nor more time or bytes per
+//! second, give or take one batch. Every page asked for and found is counted exactly
 //! once. Nothing that happens to a page or a process is an error.
 
 mod batch;
 mod refused;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,8 @@ use crate::units::{Bytes, Nanos, NodeId, Pid};
 
 /// Bytes of moves that are looked up and carried out together.
 const GROUP_BYTES: Bytes = Bytes::from_mib(16);
+/// Others use memory too: what is free is read again after this long.
+const ROOM_LASTS: Duration = Duration::from_millis(50);
 /// Pages of a folio from which on it counts as huge: its copy dominates.
 const HUGE_PAGES: u64 = 64;
 
@@ -61,10 +63,25 @@ struct Turn {
     gone: HashSet<Pid>,
     longest: Duration,
     counts: Vec<PageCounts>,
+    room: HashMap<NodeId, Room>,
     busy: Vec<(Pid, NodeId, Item)>,
 }
 
+/// What a destination can take, as last read.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    left: Bytes,
+    /// What must stay free there: read once a turn.
+    reserve: Bytes,
+    read_at: Instant,
+}
+
 impl Turn {
+    /// What the limit leaves.
+    fn bytes_left(&self) -> Bytes {
+        self.limits.bytes.saturating_sub(self.moved)
+    }
+
     /// Whether a limit says to stop.
     fn is_over(&self) -> bool {
         Nanos::from(self.start.elapsed()) >= self.limits.time || self.moved >= self.limits.bytes
@@ -121,8 +138,9 @@ impl SysMover {
             while !rest.is_empty() {
                 let pace = if is_huge { &self.huge } else { &self.small };
                 let size = pace.batch(turn.limits.call_time) * turn.limits.threads;
-                let (batch, after) = rest.split_at(size.min(rest.len()));
-                if !self.may_go(pid, to, batch, turn) {
+                let size = fitting(&rest[..size.min(rest.len())], turn.bytes_left());
+                let (batch, after) = rest.split_at(size);
+                if batch.is_empty() || !self.may_go(pid, to, batch, turn) {
                     break;
                 }
                 self.carry_out_batch(pid, to, batch, is_huge, turn);
@@ -151,14 +169,18 @@ impl SysMover {
             return false;
         }
         let bytes: Bytes = batch.iter().map(|i| Bytes::from_pages(i.pages)).sum();
-        let room = residency::usage(&self.root)
-            .ok()
-            .and_then(|nodes| nodes.into_iter().find(|u| u.node == to))
-            .map(|u| u.free.saturating_sub(u.reserve));
         // A node that cannot be read is left to the kernel's own answer.
-        if room.is_some_and(|room| room < bytes) {
-            turn.full.insert(to);
-            return false;
+        if let Some(room) = turn.room.get_mut(&to) {
+            if room.left < bytes || room.read_at.elapsed() >= ROOM_LASTS {
+                if let Ok((_, free)) = residency::memory(&self.root, to) {
+                    room.left = free.saturating_sub(room.reserve);
+                }
+                room.read_at = Instant::now();
+            }
+            if room.left < bytes {
+                turn.full.insert(to);
+                return false;
+            }
         }
         true
     }
@@ -185,7 +207,11 @@ impl SysMover {
             fate.count(item.pages, &mut turn.counts[item.index]);
             match fate {
                 Fate::Moved => {
-                    turn.moved += Bytes::from_pages(item.pages);
+                    let bytes = Bytes::from_pages(item.pages);
+                    turn.moved += bytes;
+                    if let Some(room) = turn.room.get_mut(&to) {
+                        room.left = room.left.saturating_sub(bytes);
+                    }
                     self.refused.forget(pid, item.addr);
                 }
                 Fate::Busy => turn.busy.push((pid, to, *item)),
@@ -209,7 +235,7 @@ impl SysMover {
     fn retry(&mut self, turn: &mut Turn) {
         let busy = std::mem::take(&mut turn.busy);
         for (pid, to, item) in busy {
-            if turn.is_over() {
+            if turn.is_over() || turn.bytes_left() < Bytes::from_pages(item.pages) {
                 break;
             }
             let done = batch::run(pid, to, &[item], 1);
@@ -240,6 +266,7 @@ impl PageMover for SysMover {
             gone: HashSet::new(),
             longest: Duration::ZERO,
             counts: vec![PageCounts::default(); moves.len()],
+            room: rooms(&self.root),
             busy: Vec::new(),
         };
         for group in groups(moves) {
@@ -257,7 +284,8 @@ impl PageMover for SysMover {
                 Some(items) => self.carry_out(first.pid, first.to, items, &mut turn),
                 None => {
                     for index in group {
-                        turn.counts[index].deferred += moves[index].limit.pages();
+                        let asked = &moves[index];
+                        turn.counts[index].deferred += asked.limit.pages().min(asked.range.pages());
                     }
                 }
             }
@@ -281,6 +309,35 @@ impl PageMover for SysMover {
     fn cpu_time(&self) -> Nanos {
         self.cpu
     }
+}
+
+/// How many of these folios, from the first on, hold no more than `bytes`.
+fn fitting(items: &[Item], bytes: Bytes) -> usize {
+    items
+        .iter()
+        .scan(Bytes::ZERO, |sum, item| {
+            *sum += Bytes::from_pages(item.pages);
+            Some(*sum)
+        })
+        .take_while(|sum| *sum <= bytes)
+        .count()
+}
+
+/// What every node can take now.
+fn rooms(root: &Root) -> HashMap<NodeId, Room> {
+    let read_at = Instant::now();
+    let nodes = residency::usage(root).unwrap_or_default();
+    nodes
+        .into_iter()
+        .map(|usage| {
+            let room = Room {
+                left: usage.free.saturating_sub(usage.reserve),
+                reserve: usage.reserve,
+                read_at,
+            };
+            (usage.node, room)
+        })
+        .collect()
 }
 
 /// Waits until what was moved is within the rate, or the turn is over.

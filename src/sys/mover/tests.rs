@@ -50,3 +50,17 @@ fn a_process_that_is_gone_is_no_error() {
     assert_eq!(outcome.results[0].pages, PageCounts::default());
     assert_eq!(outcome.results[0].asked, moves[0]);
 }
+
+#[test]
+fn a_batch_fits_into_the_bytes_that_are_left() {
+    let item = |pages| Item {
+        index: 0,
+        addr: VirtAddr(0),
+        pages,
+    };
+    let items = [item(1), item(16), item(512)];
+    assert_eq!(fitting(&items, Bytes::ZERO), 0);
+    assert_eq!(fitting(&items, Bytes::from_pages(17)), 2);
+    assert_eq!(fitting(&items, Bytes::from_pages(528)), 2);
+    assert_eq!(fitting(&items, Bytes(u64::MAX)), 3);
+}
