@@ -222,6 +222,14 @@ fn hm_keeper(check: &mut Checker, raw: &RawHmKeeper) -> HmKeeperSettings {
         buckets: buckets
             .and_then(|n| usize::try_from(n).ok())
             .unwrap_or(default.buckets),
+        promotion_threshold: check
+            .ratio(
+                raw.promotion_threshold.as_ref(),
+                "policy.hm-keeper.promotion_threshold",
+                false,
+                1.0,
+            )
+            .unwrap_or(default.promotion_threshold),
         eviction_margin: check
             .ratio(
                 raw.eviction_margin.as_ref(),

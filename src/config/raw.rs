@@ -89,6 +89,7 @@ pub struct RawHmKeeper {
     pub ema: Option<Entry>,
     pub promotion_bytes: Option<Entry>,
     pub buckets: Option<Entry>,
+    pub promotion_threshold: Option<Entry>,
     pub eviction_margin: Option<Entry>,
     pub rest_epochs: Option<Entry>,
 }

@@ -49,6 +49,10 @@ pub struct HmKeeperSettings {
     pub promotion_bytes: Bytes,
     /// Buckets of the hotness histogram.
     pub buckets: usize,
+    /// A region is promoted only when its hotness reaches this share of the
+    /// scans. The paper promotes whatever is hottest; stray accesses alone
+    /// would then keep filling the tiers.
+    pub promotion_threshold: f64,
     /// A region only gives way to one that is hotter by this share of the
     /// scans. The paper states no such margin; without one, noise swaps equals.
     pub eviction_margin: f64,
@@ -62,6 +66,7 @@ impl Default for HmKeeperSettings {
             ema: 0.5,
             promotion_bytes: Bytes(200_000_000),
             buckets: 16,
+            promotion_threshold: 1.0 / 6.0,
             eviction_margin: 1.0 / 3.0,
             rest_epochs: 3,
         }

@@ -13,8 +13,8 @@
 //! that node go to the next slower rank with room.
 //!
 //! Where the paper is silent we chose:
-//! - A region of the coldest bucket is never promoted: nothing says that
-//!   anybody would notice.
+//! - A region below `promotion_threshold`, or in the coldest bucket, is never
+//!   promoted: what stray accesses do to a cold page is no hotness.
 //! - Within a bucket, what is fast already comes first, so that equals do not
 //!   change places.
 //! - A region gives way only to one that is hotter by `eviction_margin`, and
@@ -80,7 +80,8 @@ impl Policy for HmKeeper {
                 }
             }
         }
-        let ideals = ideals(view, &histogram);
+        let threshold = share(self.settings.promotion_threshold, view.scans);
+        let ideals = ideals(view, &histogram, threshold);
         Planner::new(view, &histogram, &self.settings, &ideals, budget).plan(&ideals)
     }
 }
@@ -103,7 +104,7 @@ fn at_or_above(view: &View<'_>, place: Place, rank: usize) -> Bytes {
 
 /// Where the bytes of each region land when the hottest choose first. A
 /// region may land on several ranks.
-fn ideals(view: &View<'_>, histogram: &Histogram<Place>) -> Vec<Ideal> {
+fn ideals(view: &View<'_>, histogram: &Histogram<Place>, threshold: f32) -> Vec<Ideal> {
     let mut capacity = Ledger::capacity(view);
     let mut ideals = Vec::new();
     // The coldest bucket has no ideal: it lies where it is until displaced.
@@ -113,6 +114,9 @@ fn ideals(view: &View<'_>, histogram: &Histogram<Place>) -> Vec<Ideal> {
             .partition(|&&place| !at_or_above(view, place, 0).is_zero());
         for place in fast.into_iter().chain(slow) {
             let r = region(view, place);
+            if r.hotness() < threshold {
+                continue;
+            }
             let mut left = r.resident();
             for (rank, nodes) in view.targets[place.target].tiers.ranks().iter().enumerate() {
                 // First the nodes where it is already, then the roomiest.
@@ -293,7 +297,7 @@ impl<'a, 'v> Planner<'a, 'v> {
     fn demote_one(&mut self, node: NodeId, lack: Bytes, hotness: f32) -> bool {
         let slot = self.cursor(node);
         let (_, mut at, mut taken) = self.cursors[slot];
-        let margin = margin(self.settings, self.view.scans);
+        let margin = share(self.settings.eviction_margin, self.view.scans);
         let mut done = false;
         while let Some(&place) = self.coldest.get(at) {
             let victim = region(self.view, place);
@@ -369,9 +373,10 @@ impl<'a, 'v> Planner<'a, 'v> {
     }
 }
 
+/// A share of the scans, in scans.
 #[allow(clippy::cast_possible_truncation)]
-fn margin(settings: &HmKeeperSettings, scans: u8) -> f32 {
-    settings.eviction_margin as f32 * f32::from(scans)
+fn share(of_scans: f64, scans: u8) -> f32 {
+    of_scans as f32 * f32::from(scans)
 }
 
 #[cfg(test)]

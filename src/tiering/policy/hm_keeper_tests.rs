@@ -95,6 +95,14 @@ fn hot_goes_straight_to_the_fastest_and_cold_stays() {
 }
 
 #[test]
+fn what_stray_accesses_warm_is_not_promoted() {
+    // 1/6 of three scans: 0.5.
+    let regions = regions(&[(0.49, 3), (0.51, 3)]);
+    let moves = decide(HmKeeperSettings::default(), &regions, [100; 4]);
+    assert_eq!(brief(&moves), [(2, 3, 0, 2)]);
+}
+
+#[test]
 fn when_the_fastest_is_full_the_next_takes_the_rest_hottest_first() {
     // Room for one region on node 0, for one on node 1.
     let regions = regions(&[(2.0, 3), (3.0, 3), (2.5, 3)]);
