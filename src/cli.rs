@@ -371,7 +371,7 @@ fn topology_text(table: &TierTable) -> String {
     for from in table.initiators() {
         let _ = writeln!(
             text,
-            "\nas the CPUs of node {} see it, fastest first:\n{:<6} {:<16} {:>6} {:>10} {:<24} {:<24}",
+            "\nas the CPUs of node {} see it, fastest first:\n{:<6} {:<16} {:>6} {:>10} {:<24} {}",
             from.id, "NODE", "TIER", "DIST", "LATENCY", "", "BANDWIDTH"
         );
         let view = table.view(&[(from.id, 1.0)], None);

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -100,6 +101,28 @@ fn pids_that_cannot_be_watched_are_4() {
     } else {
         eprintln!("skipped: pid 2 is not kthreadd in this pid namespace");
     }
+}
+
+#[test]
+fn without_privileges_it_is_3_and_says_who_to_be() {
+    const NOBODY: u32 = 65534;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hmkeeper"));
+    command
+        .args(["run", "--epochs", "1"])
+        .env_remove("HMKEEPER_LOG");
+    if nix::unistd::geteuid().is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let output = match command.output() {
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+            eprintln!("skipped: the binary is where only root can run it: {e}");
+            return;
+        }
+        output => output.unwrap(),
+    };
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let errors = errors(&output);
+    assert!(errors[0].contains("run hmkeeper as root"), "{errors:?}");
 }
 
 #[test]

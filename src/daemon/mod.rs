@@ -20,7 +20,7 @@ use std::time::Instant;
 use anyhow::{Context, anyhow};
 
 use crate::config::{Config, DEFAULT_SOCKET, DEFAULT_STATE_DIR};
-use crate::control::server::Socket;
+use crate::control::server::{BindError, Socket};
 use crate::sys::root::Root;
 use crate::telemetry::log;
 use crate::units::Pid;
@@ -68,7 +68,7 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
     }
     prepare_directories(&config)?;
     let http = config.listen.map(listen).transpose()?;
-    let control = config.socket.as_deref().map(Socket::bind).transpose()?;
+    let control = config.socket.as_deref().map(bind).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("hmkeeper-io")
@@ -88,6 +88,27 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
         level,
         http,
         control,
+    ))
+}
+
+/// Where only root may bind by default, the remedy is to be root.
+fn bind(path: &Path) -> Result<Socket, DaemonError> {
+    Socket::bind(path).map_err(|error| match error {
+        BindError::Failed { source, .. }
+            if source.kind() == io::ErrorKind::PermissionDenied
+                && path == Path::new(DEFAULT_SOCKET)
+                && !nix::unistd::geteuid().is_root() =>
+        {
+            not_root(path)
+        }
+        other => other.into(),
+    })
+}
+
+fn not_root(path: &Path) -> DaemonError {
+    DaemonError::Host(format!(
+        "{}: permission denied; run hmkeeper as root or through its systemd unit",
+        path.display()
     ))
 }
 
@@ -118,10 +139,7 @@ fn prepare_directories(config: &Config) -> Result<(), DaemonError> {
         let created = std::fs::DirBuilder::new().mode(0o755).create(dir);
         match created {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                return Err(DaemonError::Host(format!(
-                    "{}: permission denied; run hmkeeper as root or through its systemd unit",
-                    dir.display()
-                )));
+                return Err(not_root(dir));
             }
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
                 let text = format!("{}: cannot be created", dir.display());

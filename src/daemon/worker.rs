@@ -185,7 +185,8 @@ impl Worker {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let settings = config.loop_settings(cpus, plan.dry_run);
         let looping = EpochLoop::new(ports, tiers.clone(), settings, config.daemon.seed);
-        info!("sampler {}, {} tiers", kind.as_str(), tiers.tiers().len());
+        let names: Vec<&str> = tiers.tiers().iter().map(|t| t.name.as_str()).collect();
+        info!("sampler {}, tiers {}", kind.as_str(), names.join(", "));
         let mut snapshot = Snapshot::new(plan.started, kind, Arc::new(tiers));
         // The loop accounts for what follows; starting was not free either.
         snapshot.totals.cpu.other = SysClock::new().0.process_cpu_time();
