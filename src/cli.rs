@@ -18,6 +18,7 @@ use crate::demo;
 use crate::ports::SamplerKind;
 use crate::sys::probe::{self, Finding, State};
 use crate::sys::root::Root;
+use crate::sys::topology::SysTopology;
 use crate::tiering::tier::{Figure, Source, TierTable};
 use crate::units::{Bandwidth, Nanos, Pid};
 
@@ -94,6 +95,9 @@ struct TopologyArgs {
     /// Take [[tiers]] from this configuration file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Show another machine, exported by `lstopo FILE.xml`
+    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    xml: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -348,10 +352,27 @@ fn check(args: &Json) -> Result<ExitCode, End> {
 }
 
 fn topology(args: &TopologyArgs) -> Result<ExitCode, End> {
-    let (config, _) = Config::load(args.config.as_deref())
-        .map_err(DaemonError::from)
-        .map_err(Failure::from)?;
-    let table = daemon::read_tiers(&Root::host(), &config).map_err(Failure::from)?;
+    let (table, warnings) = if let Some(xml) = &args.xml {
+        // hwloc's own word for a missing file is a panic.
+        std::fs::File::open(xml).map_err(|e| {
+            let text = format!("{}: cannot be read: {e}; name another", xml.display());
+            Failure::new(code::FAILED, text)
+        })?;
+        SysTopology::from_xml(xml).read_with_warnings()
+    } else {
+        let (config, _) = Config::load(args.config.as_deref())
+            .map_err(DaemonError::from)
+            .map_err(Failure::from)?;
+        // What the tiers contradict is the configuration's fault.
+        daemon::read_tiers(&Root::host(), &config).map_err(Failure::from)?;
+        SysTopology::new(&Root::host(), config.tiers).read_with_warnings()
+    }
+    .map_err(DaemonError::from)
+    .map_err(Failure::from)?;
+    for warning in warnings {
+        // Nobody to tell if stderr is closed.
+        let _ = writeln!(io::stderr(), "hmkeeper: note: {warning}");
+    }
     if args.json.json {
         print_json(&table)?;
     } else {
