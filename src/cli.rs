@@ -392,8 +392,8 @@ fn topology_text(table: &TierTable) -> String {
     for from in table.initiators() {
         let _ = writeln!(
             text,
-            "\nas the CPUs of node {} see it, fastest first:\n{:<6} {:<16} {:>6} {:>10} {:<24} {}",
-            from.id, "NODE", "TIER", "DIST", "LATENCY", "", "BANDWIDTH"
+            "\nas the CPUs of node {} see it, fastest first:\n{:<6} {:<16} {:>6} {:>10} {:<24} BANDWIDTH",
+            from.id, "NODE", "TIER", "DIST", "LATENCY", ""
         );
         let view = table.view(&[(from.id, 1.0)], None);
         for node in view.ranks().iter().flat_map(|rank| &rank.nodes) {

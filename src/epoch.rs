@@ -24,6 +24,10 @@ use crate::units::{Bandwidth, Bytes, Nanos};
 /// say little, and would bunch the scans.
 const SHORTEST_WINDOW: Nanos = Nanos::from_millis(20);
 
+/// The longest that the loop moves without looking up, whatever the interval:
+/// an end that was asked for should not have to wait longer.
+const LONGEST_MIGRATION: Nanos = Nanos::from_secs(10);
+
 /// Everything that the loop can be told, at the start or by a reload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoopSettings {
@@ -356,7 +360,8 @@ impl EpochLoop {
         }
         let interval = self.settings.engine.profiling.interval;
         let limits = MoveLimits {
-            time: Nanos::from_secs_f64(interval.as_secs_f64() * self.settings.migration_share),
+            time: Nanos::from_secs_f64(interval.as_secs_f64() * self.settings.migration_share)
+                .min(LONGEST_MIGRATION),
             rate: self.settings.rate.unwrap_or(Bandwidth(u64::MAX)),
             bytes: move_bytes(&self.settings),
             call_time: self.settings.call_time,

@@ -42,6 +42,13 @@ const BLIND_EPOCHS: u32 = 2;
 /// than samples (HM-Keeper §1.2 leaves the step open).
 const MERGE_STEP: f32 = 0.1;
 
+/// Weight of the newest epoch in where a target's CPUs are.
+const SHARE_EMA: f64 = 0.3;
+/// A target's view of the tiers changes only when the share of its CPU time on
+/// some node has changed by more than this: the scheduler moves threads about
+/// quicker than memory can follow.
+const SHARE_CHANGE: f64 = 0.2;
+
 /// What is remembered of one target.
 #[derive(Debug)]
 struct Tracked {
@@ -51,6 +58,9 @@ struct Tracked {
     cpu_time: Option<Nanos>,
     /// Epochs in a row in which it was busy and no sample was seen accessed.
     silent: u32,
+    /// Share of its CPU time per node: smoothed, and as its view was made of.
+    cpu_share: BTreeMap<NodeId, f64>,
+    view_share: Vec<(NodeId, f64)>,
     /// Where the round of recounting residency goes on.
     recount: VirtAddr,
 }
@@ -62,6 +72,8 @@ impl Default for Tracked {
             raised: 0.0,
             cpu_time: None,
             silent: 0,
+            cpu_share: BTreeMap::new(),
+            view_share: Vec::new(),
             recount: VirtAddr(0),
         }
     }
@@ -145,7 +157,10 @@ impl Engine {
         let views: Vec<TierView> = seen
             .targets
             .iter()
-            .map(|t| self.tiers.view(&t.cpu_share, t.allowed_nodes.as_deref()))
+            .map(|t| {
+                let share = &self.targets[&t.id].view_share;
+                self.tiers.view(share, t.allowed_nodes.as_deref())
+            })
             .collect();
         let paused: Vec<Option<PauseReason>> = seen
             .targets
@@ -219,6 +234,7 @@ impl Engine {
         };
         tracked.cpu_time = Some(target.cpu_time);
 
+        tracked.settle(&target.cpu_share);
         tracked.map.sync(&target.eligible, profiling.initial_region);
         #[allow(clippy::cast_possible_truncation)]
         let thresholds = Thresholds {
@@ -383,6 +399,34 @@ impl Engine {
 }
 
 impl Tracked {
+    /// Learns where the target ran in this epoch.
+    fn settle(&mut self, now: &[(NodeId, f64)]) {
+        if now.is_empty() {
+            return;
+        }
+        if self.cpu_share.is_empty() {
+            self.cpu_share = now.iter().copied().collect();
+        }
+        for &(node, _) in now {
+            self.cpu_share.entry(node).or_insert(0.0);
+        }
+        for (node, share) in &mut self.cpu_share {
+            let new = now.iter().find(|(n, _)| n == node).map_or(0.0, |n| n.1);
+            *share += SHARE_EMA * (new - *share);
+        }
+        let old = |node| {
+            let mut of = self.view_share.iter();
+            of.find(|(n, _)| *n == node).map_or(0.0, |s| s.1)
+        };
+        let changed = self
+            .cpu_share
+            .iter()
+            .any(|(&node, &share)| (share - old(node)).abs() > SHARE_CHANGE);
+        if changed || self.view_share.is_empty() {
+            self.view_share = self.cpu_share.iter().map(|(&n, &s)| (n, s)).collect();
+        }
+    }
+
     /// Chooses what to count: first what was never counted and is hot, then
     /// the rest of what was never counted, then all in turn.
     fn sweep(&mut self, target: TargetId, pid: Pid, hot: f32, budget: u64, out: &mut Vec<Sweep>) {
