@@ -44,11 +44,11 @@ fn run(site: &Site, more: &[&str]) -> Output {
         .args(["run", "--config"])
         .arg(site.config())
         .args(more);
-    output_within(command)
+    output_within(&command)
 }
 
 /// The output of a command that must not run for ever.
-fn output_within(command: Command) -> Output {
+fn output_within(command: &Command) -> Output {
     let mut all = Command::new("timeout");
     all.args(["-k", "5", "60"])
         .arg(command.get_program())
@@ -89,7 +89,7 @@ fn without_privileges() {
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
             .arg(env!("CARGO_BIN_EXE_hmkeeper"))
             .args(args);
-        output_within(command)
+        output_within(&command)
     };
     let config = site.config();
     let config = config.to_str().expect("a path");

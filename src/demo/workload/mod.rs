@@ -33,6 +33,8 @@ use crate::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PAGE_BYTES, PageRange, VirtAd
 
 /// Time between two sample lines.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// Pages of 4 KiB in a huge page.
+const HUGE_PAGE_PAGES: usize = 512;
 /// How often a line on stdin is looked for.
 const LOOK_FOR_STEP: Duration = Duration::from_millis(50);
 /// Ballast is taken in steps of this, so that what stays free is that exact.
@@ -82,7 +84,8 @@ pub struct Args {
     /// Share of accesses that go anywhere in the buffer, at most.
     #[arg(long, default_value_t = 0.03)]
     pub stray: f64,
-    /// Such an access finds each page once in so many seconds at most, on average.
+    /// Such an access finds each page (with `--thp` each huge page) once in so
+    /// many seconds at most, on average.
     #[arg(long, default_value_t = 20.0)]
     pub stray_seconds: f64,
     /// Seed of all random choices.
@@ -294,6 +297,7 @@ impl Driver {
             .then(|| Stray {
                 share: args.stray,
                 period: Duration::from_secs_f64(args.stray_seconds),
+                unit: if args.thp { HUGE_PAGE_PAGES } else { 1 },
             })
             .filter(|s| s.share > 0.0);
         Ok(Self {
