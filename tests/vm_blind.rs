@@ -6,23 +6,26 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{PATIENCE, Site, Workload, body, in_guest, number, share, wait_for};
-use hmkeeper::sys::process::pin_thread;
+use hmkeeper::sys::process::{cpu_time, pin_thread};
+use hmkeeper::sys::root::Root;
 
 /// A buffer that is swept all the time and fits into the emulated TLB, on CPU
 /// 0 alone; everything else on CPU 1.
 fn all_hot() -> (Workload, common::Daemon, Site) {
     pin_thread(&[1]).expect("CPU 1");
     let workload = Workload::start(&[
-        "--bytes=2MiB",
-        "--hot=1",
+        "--pattern=burn",
+        "--bytes=256KiB",
         "--chunks=1",
-        "--stray=0",
         "--cpus=0",
         "--start-node=3",
         "--phases=1",
         "--phase-seconds=10000",
     ]);
+    assert!(share(&workload.start, &[3]) > 0.99, "{:?}", workload.start);
     let site = Site::new();
     site.write_config(&body(workload.pid(), "sampler = \"idle\""));
     let mut daemon = site.start();
@@ -30,12 +33,24 @@ fn all_hot() -> (Workload, common::Daemon, Site) {
     (workload, daemon, site)
 }
 
+/// It uses its CPU: a daemon that sees nothing of it sees wrong.
+fn assert_burns(pid: u32) {
+    let used = || cpu_time(&Root::host(), pid).expect("its CPU time");
+    let before = used();
+    std::thread::sleep(Duration::from_secs(2));
+    let more = used().saturating_sub(before);
+    assert!(
+        more > Duration::from_millis(500),
+        "{pid} used only {more:?} in 2 s"
+    );
+}
+
 #[test]
 fn without_ticker_the_sampler_is_blind_and_nothing_moves() {
     if !in_guest() {
         return;
     }
-    let (mut workload, daemon, _site) = all_hot();
+    let (workload, daemon, _site) = all_hot();
     let blind = [("reason", "sampler-blind")];
     wait_for("paused{reason=\"sampler-blind\"}", PATIENCE, || {
         let metrics = daemon.metrics();
@@ -62,7 +77,7 @@ fn without_ticker_the_sampler_is_blind_and_nothing_moves() {
         text.contains("sampler-blind"),
         "status says nothing: {text}"
     );
-    workload.assert_alive();
+    assert_burns(workload.pid());
     daemon.stop();
 }
 
@@ -71,7 +86,7 @@ fn with_ticker_the_same_target_is_seen_and_promoted() {
     if !in_guest() {
         return;
     }
-    let (mut workload, daemon, _site) = all_hot();
+    let (workload, daemon, _site) = all_hot();
     wait_for("the buffer on node 0", PATIENCE, || {
         let pages = common::locate(workload.pid(), &[workload.range]);
         if share(&pages, &[0]) >= 0.9 {
@@ -89,6 +104,6 @@ fn with_ticker_the_same_target_is_seen_and_promoted() {
         number(&status, workload.pid(), "samples_accessed") > 0,
         "{status:#}"
     );
-    workload.assert_alive();
+    assert_burns(workload.pid());
     daemon.stop();
 }

@@ -33,12 +33,12 @@ use crate::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PAGE_BYTES, PageRange, VirtAd
 
 /// Time between two sample lines.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// Pages of 4 KiB in a huge page.
+const HUGE_PAGE_PAGES: usize = 512;
 /// How often a line on stdin is looked for.
 const LOOK_FOR_STEP: Duration = Duration::from_millis(50);
 /// Ballast is taken in steps of this, so that what stays free is that exact.
 const BALLAST_STEP: Bytes = Bytes(HUGE_PAGE_BYTES);
-/// The hot set of `burn`: fits into any first-level TLB.
-const BURN_BYTES: Bytes = Bytes(64 << 10);
 
 /// What the workload does with its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -51,7 +51,8 @@ pub enum Pattern {
     Verify,
     /// Touches nothing after the start.
     Idle,
-    /// Sweeps over 64 KiB: translations never leave the TLB.
+    /// Sweeps over all of the buffer and does nothing else, so that no
+    /// translation of a small one ever leaves the TLB: no samples are printed.
     Burn,
     /// Fills `--start-node` until `--leave` bytes are free there, and waits.
     Ballast,
@@ -82,7 +83,8 @@ pub struct Args {
     /// Share of accesses that go anywhere in the buffer, at most.
     #[arg(long, default_value_t = 0.03)]
     pub stray: f64,
-    /// Such an access finds each page once in so many seconds at most, on average.
+    /// Such an access finds each page (with `--thp` each huge page) once in so
+    /// many seconds at most, on average.
     #[arg(long, default_value_t = 20.0)]
     pub stray_seconds: f64,
     /// Seed of all random choices.
@@ -246,7 +248,7 @@ impl Driver {
         })
         .context("cannot place the buffer")?;
         let pages = memory.buffer().page_count();
-        let chooser = match specs(args, pages)? {
+        let chooser = match specs(args)? {
             specs if specs.is_empty() => None,
             specs => Some(Chooser::new(
                 pages,
@@ -294,6 +296,7 @@ impl Driver {
             .then(|| Stray {
                 share: args.stray,
                 period: Duration::from_secs_f64(args.stray_seconds),
+                unit: if args.thp { HUGE_PAGE_PAGES } else { 1 },
             })
             .filter(|s| s.share > 0.0);
         Ok(Self {
@@ -386,12 +389,13 @@ impl Driver {
             if over {
                 break;
             }
-            if now >= next_sample {
+            let quiet = self.pattern == Pattern::Burn;
+            if now >= next_sample && !quiet {
                 self.sample(phase, &mut last)?;
                 // Never catches up on missed ones.
                 next_sample = (next_sample + SAMPLE_EVERY).max(now);
             }
-            if now >= self.census.due() {
+            if now >= self.census.due() && !quiet {
                 self.census
                     .step(&self.shared.memory)
                     .context("asking where the buffer is")?;
@@ -402,8 +406,11 @@ impl Driver {
             } else {
                 end
             };
-            let due = [next_sample, self.census.due(), quarter.unwrap_or(end)];
-            let due = due.into_iter().fold(end, Instant::min);
+            let busy = (!quiet).then(|| next_sample.min(self.census.due()));
+            let due = [busy, quarter]
+                .into_iter()
+                .flatten()
+                .fold(end, Instant::min);
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
         }
         let now = self.shared.memory.accesses();
@@ -478,7 +485,7 @@ fn count_steps() -> io::Result<Arc<AtomicU32>> {
 }
 
 /// The classes that a pattern touches; none for those that touch no hot set.
-fn specs(args: &Args, pages: usize) -> anyhow::Result<Vec<ClassSpec>> {
+fn specs(args: &Args) -> anyhow::Result<Vec<ClassSpec>> {
     let swept = |share| ClassSpec {
         share,
         period: None,
@@ -505,7 +512,7 @@ fn specs(args: &Args, pages: usize) -> anyhow::Result<Vec<ClassSpec>> {
                 })
                 .collect()
         }
-        Pattern::Burn => vec![swept(BURN_BYTES.pages() as f64 / pages as f64)],
+        Pattern::Burn => vec![swept(1.0)],
         Pattern::Verify | Pattern::Idle | Pattern::Ballast => Vec::new(),
     })
 }

@@ -30,6 +30,9 @@ pub(super) struct Stray {
     /// A page is visited once in this time at most, on average: what is
     /// touched every second is no cold page.
     pub period: Duration,
+    /// Pages of 4 KiB that count as one in this, as they share one accessed
+    /// bit: 512 where huge pages are wanted.
+    pub unit: usize,
 }
 
 /// What a thread does in a phase.
@@ -265,7 +268,8 @@ impl Turn<'_> {
                 }
             }
             if let Some(stray) = phase.stray {
-                let paced = visits_due(pages, elapsed, stray.period) / threads;
+                let units = pages.div_ceil(stray.unit);
+                let paced = visits_due(units, elapsed, stray.period) / threads;
                 let shared = super::hotset::share_of(swept_count, stray.share);
                 let due = paced.min(shared).min(stray_count + BATCH);
                 while stray_count < due {
