@@ -68,7 +68,7 @@ check:
 	$(CARGO) fmt --check
 	shellcheck scripts/setup .ci/run tests/vm/vm-run tests/vm/guest-init tests/vm/build-kernel tests/vm/run-tests
 	$(CARGO) clippy --locked --all-targets $(QUIET) -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items $(QUIET)
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --locked --no-deps --document-private-items $(QUIET)
 
 ## test-host: the tests that need no virtual machine
 test-host:

@@ -10,8 +10,8 @@
 //!
 //! **Approach.** A [`RegionMap`] is a sorted vector, rebuilt by one pass per
 //! change: [`sync`](RegionMap::sync) cuts it to what is mapped and adds what is
-//! new, [`observe`](RegionMap::observe) folds in an epoch's counts,
-//! [`adapt`](RegionMap::adapt) splits and merges.
+//! new, [`adapt`](RegionMap::adapt) folds in an epoch's counts, splits and
+//! merges.
 //!
 //! Where the paper is silent we chose: a split bisects again at once while the
 //! samples of a half still contradict each other, since every sample knows its
