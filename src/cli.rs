@@ -92,7 +92,7 @@ struct Json {
 struct TopologyArgs {
     #[command(flatten)]
     json: Json,
-    /// Take [[tiers]] from this configuration file
+    /// Take `[[tiers]]` from this configuration file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Show another machine, exported by `lstopo FILE.xml`

@@ -5,7 +5,7 @@
 //! last asked the kernel (`move_pages` without nodes). The census goes round
 //! all hot pages and a slice of the others, and never takes more than
 //! 1/[`CENSUS_SHARE`] of one CPU, so that a count is wrong only for pages that
-//! moved within the last round: [`Memory::staleness`] says how long that is.
+//! moved within the last round: [`Census::staleness`] says how long that is.
 
 use std::io;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
