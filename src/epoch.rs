@@ -161,6 +161,7 @@ impl EpochLoop {
         if result.is_err() {
             self.running = None;
             self.plan = None;
+            self.last_due = None;
         }
         result.map(|report| Turn { report, events })
     }
@@ -227,11 +228,12 @@ impl EpochLoop {
     fn scan(&mut self, mut running: Running) -> Result<Scanned, PortError> {
         let scans = self.settings.engine.profiling.scans.max(1);
         loop {
+            if self.hurry && running.seen.samples().is_empty() {
+                self.last_due = Some(self.ports.clock.now());
+                return Ok(Scanned::Done(running.seen));
+            }
             if self.ports.clock.sleep_until(running.due) == Wake::Interrupted {
                 return Ok(Scanned::Interrupted(running));
-            }
-            if self.hurry && running.seen.samples().is_empty() {
-                return Ok(Scanned::Done(running.seen));
             }
             self.collect(&mut running.seen)?;
             if running.seen.scans() >= scans {

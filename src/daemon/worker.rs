@@ -333,7 +333,7 @@ impl Worker {
         self.attached.retain(|spec| {
             !events
                 .iter()
-                .any(|e| matches!(e, TargetEvent::Ended { pid, .. } if is_pid(spec, *pid)))
+                .any(|e| matches!(e, TargetEvent::Ended { pid, .. } | TargetEvent::Unwatchable { pid, .. } if is_pid(spec, *pid)))
         });
         if self.attached.len() < count {
             self.select();

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::pagemap::{self, Entry, Pagemap};
 use super::root::Root;
-use crate::ports::PortError;
 use crate::tiering::observation::{Sample, TargetId};
 use crate::units::Pid;
 
@@ -89,7 +88,7 @@ impl Frames {
     }
 
     /// Reads all entries anew.
-    pub(super) fn locate(&mut self) -> Result<(), PortError> {
+    pub(super) fn locate(&mut self) {
         self.entries.clear();
         self.entries.resize(self.samples.len(), Entry::default());
         let mut begin = 0;
@@ -105,12 +104,13 @@ impl Frames {
                 self.span.clear();
                 self.span
                     .resize(usize::try_from(pages).unwrap_or(0), Entry::default());
-                let count =
-                    open.read_into(first, &mut self.span)
-                        .map_err(|source| PortError::Failed {
-                            what: format!("reading the page map of process {}", map.pid),
-                            source,
-                        })?;
+                // One process's trouble is not the others': its samples are unknown.
+                let count = open
+                    .read_into(first, &mut self.span)
+                    .inspect_err(|e| {
+                        tracing::debug!(pid = %map.pid, error = %e, "reading its page map");
+                    })
+                    .unwrap_or(0);
                 if count == 0 {
                     map.open = None;
                 }
@@ -122,7 +122,6 @@ impl Frames {
             }
             begin = end;
         }
-        Ok(())
     }
 }
 
@@ -204,7 +203,7 @@ mod tests {
         let pages = [(1, 0), (1, 5), (1, 60), (1, 99), (1, 100), (2, 7), (3, 7)];
         let samples: Vec<_> = pages.iter().map(|&(t, p)| sample(t, p)).collect();
         assert!(frames.adopt(&samples));
-        frames.locate().unwrap();
+        frames.locate();
         let pfns: Vec<_> = frames
             .entries()
             .iter()

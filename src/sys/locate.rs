@@ -188,18 +188,21 @@ impl Locator {
         Ok(counts)
     }
 
-    /// Adds to `out` the folios of a range that are on `from`, in order of
-    /// address, until they hold `limit` pages. The last one counts whole.
+    /// Adds to `out` the folios of a range that are on `from` and not to be
+    /// skipped, in order of address, until they hold `limit` pages. The last
+    /// one counts whole. Returns the pages found and those skipped.
     pub(super) fn folios_on(
         &mut self,
         pid: Pid,
         range: PageRange,
         from: NodeId,
         limit: u64,
+        skip: impl Fn(VirtAddr) -> bool,
         out: &mut Vec<Found>,
-    ) -> io::Result<u64> {
+    ) -> io::Result<(u64, u64)> {
         let mut last: Option<(VirtAddr, Pfn)> = None;
-        let mut pages = 0;
+        let (mut pages, mut skipped) = (0, 0);
+        let mut skipping = false;
         self.pages(pid, range, Want::Folios, |page| {
             if page.node != from {
                 last = None;
@@ -211,9 +214,18 @@ impl Locator {
                     && p.0 + 1 == pfn.0
                     && flags.tail());
             last = page.frame.map(|(pfn, _)| (page.addr, pfn));
+            if !follows {
+                if pages >= limit {
+                    return ControlFlow::Break(());
+                }
+                skipping = skip(page.addr);
+            }
+            if skipping {
+                skipped += 1;
+                return ControlFlow::Continue(());
+            }
             match out.last_mut() {
                 Some(found) if follows => found.pages += 1,
-                _ if pages >= limit => return ControlFlow::Break(()),
                 _ => out.push(Found {
                     addr: page.addr,
                     node: page.node,
@@ -223,7 +235,7 @@ impl Locator {
             pages += 1;
             ControlFlow::Continue(())
         })?;
-        Ok(pages)
+        Ok((pages, skipped))
     }
 }
 

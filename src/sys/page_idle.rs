@@ -359,7 +359,7 @@ impl AccessSampler for IdleSampler {
             self.slots.resize(samples.len(), Slot::default());
         }
         self.refresh_node_map();
-        self.frames.locate()?;
+        self.frames.locate();
         self.resolve()?;
         self.gather();
         self.mark().map_err(|e| self.failed(e))
@@ -367,7 +367,7 @@ impl AccessSampler for IdleSampler {
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
         self.unmark().map_err(|e| self.failed(e))?;
-        self.frames.locate()?;
+        self.frames.locate();
         for index in 0..self.slots.len().min(seen.samples().len()) {
             let slot = self.slots[index];
             let verdict = self

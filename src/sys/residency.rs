@@ -27,13 +27,15 @@ impl SysResidency {
 
 impl Residency for SysResidency {
     fn sweep(&mut self, sweep: Sweep) -> Result<RangeResidency, PortError> {
+        // One process's trouble is no reason to give up the others: where
+        // nothing is known, nothing is moved.
         let pages_by_node = self
             .locator
             .count(sweep.pid, sweep.range)
-            .map_err(|source| PortError::Failed {
-                what: format!("reading where the pages of process {} are", sweep.pid),
-                source,
-            })?;
+            .inspect_err(
+                |e| tracing::debug!(pid = %sweep.pid, error = %e, "cannot see where its pages are"),
+            )
+            .unwrap_or_default();
         Ok(RangeResidency {
             target: sweep.target,
             range: sweep.range,

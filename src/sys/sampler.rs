@@ -42,8 +42,9 @@ fn idle(root: &Root) -> Result<Box<dyn AccessSampler>, PortError> {
 }
 
 fn damon(root: &Root, state_dir: &Path) -> Result<Box<dyn AccessSampler>, PortError> {
-    let sampler = DamonSampler::open(root, state_dir)?;
-    damon::try_own_page(root)?;
+    let mut sampler = DamonSampler::open(root, state_dir)?;
+    // With a note in the state directory, as for any kdamond of ours.
+    sampler.try_own_page()?;
     Ok(Box::new(sampler))
 }
 

@@ -301,6 +301,10 @@ impl SysTargets {
         let urgent = unknown || cut || status.locked_kib != watched.locked_kib;
         let began = monotonic();
         if !watched.known.is_due(began, urgent, self.sharers) {
+            if status.locked_kib > watched.locked_kib {
+                // Some of it was locked, and it is not yet time to see which.
+                self.attributes.fill(None);
+            }
             return;
         }
         let mut read = vec![None; self.vmas.len()];

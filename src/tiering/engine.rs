@@ -38,6 +38,9 @@ const BUSY: f64 = 0.1;
 const ENOUGH_SAMPLES: u64 = 16;
 /// Epochs of silence before a sampler counts as blind.
 const BLIND_EPOCHS: u32 = 2;
+/// Epochs for which a region is left alone of which nothing could be moved:
+/// its pages are shared, pinned or forbidden, and that lasts.
+const STUCK_EPOCHS: u64 = 16;
 /// By how much of the scans τ1 rises per epoch while there are more regions
 /// than samples (HM-Keeper §1.2 leaves the step open).
 const MERGE_STEP: f32 = 0.1;
@@ -200,6 +203,12 @@ impl Engine {
                     result.pages.moved,
                     (last, asked.direction),
                 );
+                let pages = result.pages;
+                if pages.moved == 0 && pages.refused + pages.busy > 0 {
+                    tracked
+                        .map
+                        .record_stuck(asked.range, self.epoch + STUCK_EPOCHS);
+                }
             }
         }
         for counted in &seen.residency {
@@ -454,12 +463,8 @@ impl Tracked {
             if region.counted() != 0 {
                 let range = region.next_sweep(left);
                 push(range, &mut left);
-                // One that could not be finished goes on next time.
-                self.recount = if range.end() == region.range().end() {
-                    region.range().end()
-                } else {
-                    region.range().start()
-                };
+                // One that could not be finished goes on in the next round.
+                self.recount = region.range().end();
             }
         }
     }

@@ -131,6 +131,8 @@ pub struct Region {
     counting: Option<Box<Counting>>,
     /// When and where to it was last moved.
     moved: Option<(u64, Direction)>,
+    /// Until this epoch it is left alone: nothing of it could be moved.
+    stuck_until: u64,
 }
 
 impl Region {
@@ -150,6 +152,7 @@ impl Region {
             counted: 0,
             counting: None,
             moved: None,
+            stuck_until: 0,
         }
     }
 
@@ -212,6 +215,12 @@ impl Region {
     /// The epoch and direction of its last move.
     pub fn moved(&self) -> Option<(u64, Direction)> {
         self.moved
+    }
+
+    /// The epoch until which it is left alone because nothing of it could be
+    /// moved; 0: never.
+    pub fn stuck_until(&self) -> u64 {
+        self.stuck_until
     }
 
     /// Whether its residency was ever counted, not only derived.
@@ -315,6 +324,8 @@ impl Region {
             self.pages.add(node, count);
         }
         self.moved = self.moved.max(next.moved);
+        // What is not stuck should not have to wait for what is.
+        self.stuck_until = self.stuck_until.min(next.stuck_until);
         self.range = range;
     }
 }
@@ -413,9 +424,18 @@ impl RegionMap {
             left -= count;
             if count > 0 {
                 region.moved = Some(at);
-                // A count under way has seen some pages where they no longer are.
-                region.counting = None;
+                // A count under way has seen them where they no longer are.
+                if let Some(counting) = &mut region.counting {
+                    counting.pages.shift(from, to, count);
+                }
             }
+        }
+    }
+
+    /// Nothing of `range` could be moved: leave it alone until `epoch`.
+    pub fn record_stuck(&mut self, range: PageRange, epoch: u64) {
+        for region in self.within(range) {
+            region.stuck_until = epoch;
         }
     }
 

@@ -69,7 +69,7 @@ pub struct Flow {
 pub struct Overhead {
     /// CPU time of the target in the epoch.
     pub target_cpu: Nanos,
-    /// Our profiling threads and kdamonds.
+    /// Our threads, but for the movers, and our kdamonds.
     pub profiling: f64,
     /// Our movers.
     pub migration: f64,

@@ -21,7 +21,7 @@
 use super::observation::{EpochCost, Sample, TargetId};
 use super::region::{Region, RegionMap};
 use super::rng::Rng;
-use crate::units::{Bytes, Nanos, PAGE_BYTES, Pid, VirtAddr};
+use crate::units::{Bytes, Nanos, PAGE_BYTES, Pid};
 
 /// Regions that get what merges freed (HM-Keeper §1.2).
 const CHANGED_MOST: usize = 5;
@@ -217,8 +217,14 @@ pub(super) fn draw(
             let low = stratum * folios / quota;
             let high = (stratum + 1) * folios / quota;
             let folio = low + rng.below(high - low);
-            let addr = range.start().checked_add(Bytes(folio * unit));
-            let addr = addr.map_or(range.start(), VirtAddr::page);
+            // Any page of it: where only some of the region is huge, the
+            // others are to be seen too.
+            let pages = unit / PAGE_BYTES;
+            let page = folio * pages + if pages > 1 { rng.below(pages) } else { 0 };
+            let addr = range
+                .start()
+                .checked_add(Bytes::from_pages(page.min(range.pages() - 1)))
+                .unwrap_or(range.start());
             out.push(Sample { target, pid, addr });
         }
     }
@@ -230,7 +236,7 @@ mod tests {
 
     use super::*;
     use crate::tiering::rng::Rng;
-    use crate::units::PageRange;
+    use crate::units::{PageRange, VirtAddr};
 
     fn map(lengths: &[u64]) -> RegionMap {
         let mut at = 1;

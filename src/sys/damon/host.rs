@@ -74,7 +74,8 @@ pub fn try_own_page(root: &Root) -> Result<String, PortError> {
 }
 
 impl DamonSampler {
-    fn try_own_page(&mut self) -> Result<String, PortError> {
+    /// The same, noted and undone as every kdamond of this sampler is.
+    pub(in crate::sys) fn try_own_page(&mut self) -> Result<String, PortError> {
         self.check_free()?;
         let failed = |source| PortError::Failed {
             what: "DAMON".into(),

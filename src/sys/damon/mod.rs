@@ -433,7 +433,7 @@ impl AccessSampler for DamonSampler {
         self.make()?;
         self.turn = self.turn.wrapping_add(1);
         self.assign()?;
-        self.frames.locate()?;
+        self.frames.locate();
         self.resolve();
         self.start(window)
     }
@@ -442,7 +442,7 @@ impl AccessSampler for DamonSampler {
         let read = self.read();
         self.stop();
         read?;
-        self.frames.locate()?;
+        self.frames.locate();
         for watch in &self.watches {
             for index in watch.samples.clone() {
                 if index >= seen.samples().len() {

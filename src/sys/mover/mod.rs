@@ -32,12 +32,14 @@ use super::residency;
 use super::root::Root;
 use crate::ports::{MoveLimits, PageMover, PortError};
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
-use crate::units::{Bytes, Nanos, NodeId, Pid};
+use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
 /// Bytes of moves that are looked up and carried out together.
 const GROUP_BYTES: Bytes = Bytes::from_mib(16);
 /// Others use memory too: what is free is read again after this long.
 const ROOM_LASTS: Duration = Duration::from_millis(50);
+/// Addresses looked through for one move at most, some 20 ms.
+const LONGEST_WALK: Bytes = Bytes::from_mib(1024);
 /// Pages of a folio from which on it counts as huge: its copy dominates.
 const HUGE_PAGES: u64 = 64;
 
@@ -47,6 +49,8 @@ pub struct SysMover {
     root: Root,
     locator: Locator,
     refused: Refused,
+    /// Where a walk through a process for pages on a node goes on.
+    walks: HashMap<(Pid, NodeId), VirtAddr>,
     small: Pace,
     huge: Pace,
     cpu: Nanos,
@@ -95,38 +99,54 @@ impl SysMover {
             root: root.clone(),
             locator: Locator::new(root),
             refused: Refused::default(),
+            walks: HashMap::new(),
             small: Pace::small(),
             huge: Pace::huge(),
             cpu: Nanos::ZERO,
         }
     }
 
-    /// Looks up what a group's moves are about; each item knows its move.
-    fn find(&mut self, moves: &[Move], group: &[usize]) -> io::Result<Vec<Item>> {
+    /// Looks up what a group's moves are about; each item knows its move. What
+    /// rests after a refusal counts as refused again.
+    fn find(&mut self, moves: &[Move], group: &[usize], turn: &mut Turn) -> io::Result<Vec<Item>> {
         let mut items = Vec::new();
         let mut found = Vec::new();
         for &index in group {
             let asked = &moves[index];
+            let Some(part) = self.next_part(asked) else {
+                continue;
+            };
             found.clear();
-            self.locator.folios_on(
-                asked.pid,
-                asked.range,
-                asked.from,
-                asked.limit.pages(),
-                &mut found,
-            )?;
-            items.extend(
-                found
-                    .iter()
-                    .filter(|f| !self.refused.rests(asked.pid, f.addr))
-                    .map(|f| Item {
-                        index,
-                        addr: f.addr,
-                        pages: f.pages,
-                    }),
-            );
+            let (limit, refused) = (asked.limit.pages(), &self.refused);
+            let rests = |addr| refused.rests(asked.pid, addr);
+            let (pages, rest) = self
+                .locator
+                .folios_on(asked.pid, part, asked.from, limit, rests, &mut found)?;
+            turn.counts[index].refused += rest;
+            let key = (asked.pid, asked.from);
+            if pages < limit && part.end() < asked.range.end() {
+                self.walks.insert(key, part.end());
+            } else {
+                self.walks.remove(&key);
+            }
+            items.extend(found.iter().map(|f| Item {
+                index,
+                addr: f.addr,
+                pages: f.pages,
+            }));
         }
         Ok(items)
+    }
+
+    /// The part of a move's range to look through now: a long walk that found
+    /// too little goes on where it ended.
+    fn next_part(&self, asked: &Move) -> Option<PageRange> {
+        let start = self.walks.get(&(asked.pid, asked.from)).copied();
+        let start = start
+            .filter(|&addr| asked.range.contains(addr))
+            .unwrap_or(asked.range.start());
+        let end = start.checked_add(LONGEST_WALK)?.min(asked.range.end());
+        PageRange::new(start, end)
     }
 
     /// Carries out one group: the same process, source and destination.
@@ -238,6 +258,9 @@ impl SysMover {
             if turn.is_over() || turn.bytes_left() < Bytes::from_pages(item.pages) {
                 break;
             }
+            if !self.may_go(pid, to, &[item], turn) {
+                continue;
+            }
             let done = batch::run(pid, to, &[item], 1);
             turn.longest = turn.longest.max(done.elapsed);
             if done.fates == [Fate::Moved] {
@@ -274,7 +297,7 @@ impl PageMover for SysMover {
             let items = if turn.is_over() {
                 None
             } else {
-                self.find(moves, &group)
+                self.find(moves, &group, &mut turn)
                     .inspect_err(|e| {
                         tracing::warn!(pid = %first.pid, error = %e, "cannot see where its pages are: they stay");
                     })

@@ -38,8 +38,10 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
             let equal = 1.0 / seen.targets.len() as f64;
             let overhead = Overhead {
                 target_cpu: told.cpu,
-                profiling: ratio(seen.cost.profiling + seen.cost.kdamonds, told.cpu)
-                    * share(told.samples, all, equal),
+                profiling: ratio(
+                    seen.cost.profiling + seen.cost.kdamonds + seen.cost.other,
+                    told.cpu,
+                ) * share(told.samples, all, equal),
                 migration: ratio(seen.cost.migration, told.cpu) * share(pages.moved, moved, equal),
                 target_side: ratio(
                     sampling::target_side(touched(seen, target), pages.moved),

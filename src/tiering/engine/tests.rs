@@ -156,7 +156,7 @@ fn what_moved_is_known_at_once_and_not_moved_again() {
 }
 
 #[test]
-fn a_failed_move_is_planned_again() {
+fn a_failed_move_is_planned_again_later() {
     let (mut engine, plan) = warmed_up(tiers(None));
     let mut third = observation(30, plan.samples.clone(), 2 * MIB);
     third.outcome.results = vec![MoveResult {
@@ -166,9 +166,14 @@ fn a_failed_move_is_planned_again() {
             ..PageCounts::default()
         },
     }];
-    let plan = engine.step(&third);
-    assert_eq!(bytes(&plan.moves), Bytes::from_mib(2));
+    let mut plan = engine.step(&third);
     assert_eq!(plan.report.targets[0].move_pages.busy, 512);
+    // Not at once: what could not be moved is left alone for a while.
+    for second in (40..40 + 10 * STUCK_EPOCHS).step_by(10) {
+        assert!(plan.moves.is_empty(), "{second} s");
+        plan = engine.step(&observation(second, plan.samples, 2 * MIB));
+    }
+    assert_eq!(bytes(&plan.moves), Bytes::from_mib(2));
 }
 
 #[test]

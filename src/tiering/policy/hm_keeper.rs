@@ -365,11 +365,12 @@ impl<'a, 'v> Planner<'a, 'v> {
             .find_map(|slower| self.free.roomiest(slower))
     }
 
-    /// Whether a region was moved the other way too recently.
+    /// Whether a region was moved the other way too recently, or could not be.
     fn rests(&self, r: &Region, direction: Direction) -> bool {
-        r.moved().is_some_and(|(epoch, last)| {
-            last != direction && self.view.epoch < epoch + self.settings.rest_epochs
-        })
+        self.view.epoch < r.stuck_until()
+            || r.moved().is_some_and(|(epoch, last)| {
+                last != direction && self.view.epoch < epoch + self.settings.rest_epochs
+            })
     }
 }
 
