@@ -12,19 +12,21 @@ use common::{PATIENCE, Site, Workload, body, in_guest, number, share, wait_for};
 use hmkeeper::sys::process::{cpu_time, pin_thread};
 use hmkeeper::sys::root::Root;
 
-/// A buffer that is swept all the time and fits into the emulated TLB, on CPU
-/// 0 alone; everything else on CPU 1.
-fn all_hot() -> (Workload, common::Daemon, Site) {
+/// 256 KiB of 4 MiB are swept all the time, by a target that does nothing else,
+/// on CPU 0 alone, and fit into the emulated TLB; everything else is on CPU 1.
+fn burning() -> (Workload, common::Daemon, Site) {
     pin_thread(&[1]).expect("CPU 1");
-    let workload = Workload::start(&[
+    let mut workload = Workload::start(&[
         "--pattern=burn",
-        "--bytes=256KiB",
+        "--bytes=4MiB",
+        "--hot=0.0625",
         "--chunks=1",
         "--cpus=0",
         "--start-node=3",
         "--phases=1",
         "--phase-seconds=10000",
     ]);
+    workload.phase();
     assert!(share(&workload.start, &[3]) > 0.99, "{:?}", workload.start);
     let site = Site::new();
     site.write_config(&body(workload.pid(), "sampler = \"idle\""));
@@ -50,7 +52,7 @@ fn without_ticker_the_sampler_is_blind_and_nothing_moves() {
     if !in_guest() {
         return;
     }
-    let (workload, daemon, _site) = all_hot();
+    let (workload, daemon, _site) = burning();
     let blind = [("reason", "sampler-blind")];
     wait_for("paused{reason=\"sampler-blind\"}", PATIENCE, || {
         let metrics = daemon.metrics();
@@ -86,9 +88,9 @@ fn with_ticker_the_same_target_is_seen_and_promoted() {
     if !in_guest() {
         return;
     }
-    let (workload, daemon, _site) = all_hot();
-    wait_for("the buffer on node 0", PATIENCE, || {
-        let pages = common::locate(workload.pid(), &[workload.range]);
+    let (workload, daemon, _site) = burning();
+    wait_for("the hot pages on node 0", PATIENCE, || {
+        let pages = workload.located(0);
         if share(&pages, &[0]) >= 0.9 {
             Ok(())
         } else {

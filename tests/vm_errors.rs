@@ -99,7 +99,11 @@ fn without_privileges() {
         &["permission", "root"],
     );
     let pid = workload.pid().to_string();
-    assert_error(&as_nobody(&["run", "--pid", &pid]), 4, &["CAP_SYS_PTRACE"]);
+    assert_error(
+        &as_nobody(&["run", "--pid", &pid]),
+        3,
+        &["permission", "root"],
+    );
     workload.assert_alive();
 }
 

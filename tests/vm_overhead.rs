@@ -6,9 +6,10 @@
 mod common;
 
 use std::fs;
-use std::time::Duration;
 
-use common::{Daemon, Site, Workload, body, in_guest, percent, short_or_full, target};
+use common::{
+    Daemon, PATIENCE, Site, Workload, body, in_guest, percent, short_or_full, target, wait_for,
+};
 use hmkeeper::sys::process::cpu_time;
 use hmkeeper::sys::root::Root;
 
@@ -16,6 +17,9 @@ use hmkeeper::sys::root::Root;
 const AGREE: f64 = 0.1;
 /// The clock tick in which `/proc` counts, twice: at the start and at the end.
 const TICKS: f64 = 0.02;
+
+/// Epochs after which little is moved any more.
+const SETTLED: u64 = 8;
 
 /// Pids of DAMON's kernel threads.
 fn kdamonds() -> Vec<u32> {
@@ -53,25 +57,32 @@ fn agrees(sampler: &str) {
         "--bytes=512MiB",
         "--cpus=0",
         "--start-node=3",
-        "--phases=1",
+        "--phases=2",
         "--phase-seconds=100000",
+        "--step",
     ]);
     let before = workload.throughput(short_or_full(8, 30));
     let site = Site::new();
     site.write_config(&body(workload.pid(), &format!("sampler = \"{sampler}\"")));
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());
-    let kernel = kdamonds();
-    assert_eq!(
-        kernel.len(),
-        usize::from(sampler == "damon"),
-        "kdamonds {kernel:?}"
-    );
+    let wanted = usize::from(sampler == "damon");
+    let kernel = wait_for("its kdamonds", PATIENCE, || {
+        let found = kdamonds();
+        if found.len() == wanted {
+            Ok(found)
+        } else {
+            Err(format!("{found:?}"))
+        }
+    });
 
+    // Both ends of the measurement are quiet: what the daemon does after an
+    // epoch's end, above all moving, is in its metrics an epoch later.
+    daemon.epochs(SETTLED);
     let first = both(&daemon, &kernel);
+    workload.go();
     let during = workload.throughput(short_or_full(12, 60));
-    // Whatever it is, it is the same over some time without us asking.
-    std::thread::sleep(Duration::from_secs(short_or_full(8, 60)));
+    daemon.epochs(SETTLED);
     let last = both(&daemon, &kernel);
     for (what, index) in [("its threads", 0), ("its kdamonds", 1)] {
         let said = last[index].0 - first[index].0;

@@ -51,8 +51,8 @@ pub enum Pattern {
     Verify,
     /// Touches nothing after the start.
     Idle,
-    /// Sweeps over all of the buffer and does nothing else, so that no
-    /// translation of a small one ever leaves the TLB: no samples are printed.
+    /// Sweeps over the hot part and does nothing else, so that no translation
+    /// of a small one ever leaves the TLB: no samples are printed.
     Burn,
     /// Fills `--start-node` until `--leave` bytes are free there, and waits.
     Ballast,
@@ -253,11 +253,7 @@ impl Driver {
             specs => Some(Chooser::new(
                 pages,
                 specs,
-                if args.pattern == Pattern::Burn {
-                    1
-                } else {
-                    args.chunks
-                },
+                args.chunks,
                 usize::try_from(args.align.pages().max(1))?,
                 seed,
             )?),
@@ -491,7 +487,7 @@ fn specs(args: &Args) -> anyhow::Result<Vec<ClassSpec>> {
         period: None,
     };
     Ok(match args.pattern {
-        Pattern::Hot => {
+        Pattern::Hot | Pattern::Burn => {
             ensure!(
                 args.hot > 0.0 && args.hot <= 1.0,
                 "--hot {}: a share above 0 and at most 1",
@@ -512,7 +508,6 @@ fn specs(args: &Args) -> anyhow::Result<Vec<ClassSpec>> {
                 })
                 .collect()
         }
-        Pattern::Burn => vec![swept(1.0)],
         Pattern::Verify | Pattern::Idle | Pattern::Ballast => Vec::new(),
     })
 }
