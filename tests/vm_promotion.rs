@@ -66,12 +66,20 @@ fn follows(form: &Form) {
             let status = daemon.epochs(1);
             let now = epoch(&status) - begin;
             let reached = share(&workload.located(0), form.fast);
+            let metrics = daemon.metrics();
+            let pages = |result| {
+                let found = metrics.sum("hmkeeper_move_pages_total", &[("result", result)]);
+                format!("{result} {:.0}", found.unwrap_or(0.0))
+            };
+            let results = ["moved", "busy", "absent", "no_room", "refused", "deferred"].map(pages);
             course.push(format!(
-                "epoch {now}: {} of the hot pages on {:?}; {} MiB promoted, {} MiB demoted so far",
+                "epoch {now}: {} of the hot pages on {:?}; so far {} MiB promoted, {} MiB demoted; \
+                 pages {}",
                 percent(reached),
                 form.fast,
                 number(&status, workload.pid(), "promoted_bytes") >> 20,
                 number(&status, workload.pid(), "demoted_bytes") >> 20,
+                results.join(", "),
             ));
             if reached >= REACHED {
                 break;
@@ -113,7 +121,7 @@ fn small_pages() {
     follows(&Form {
         name: "small pages",
         workload: &["--cpus=0"],
-        profiling: "",
+        profiling: "overhead_limit = 0.25",
         fast: &[0],
     });
 }
@@ -125,7 +133,7 @@ fn huge_pages() {
         // A chunk of 1.6 MiB to a huge page: the hot set takes 128 MiB of the
         // 154 for which there is room.
         workload: &["--cpus=0", "--thp", "--align=2MiB"],
-        profiling: "",
+        profiling: "overhead_limit = 0.25",
         fast: &[0],
     });
 }
@@ -135,7 +143,7 @@ fn threads_on_both_sockets() {
     follows(&Form {
         name: "two threads on both sockets",
         workload: &["--cpus=0,1", "--threads=2"],
-        profiling: "",
+        profiling: "overhead_limit = 0.25",
         fast: &[0, 1],
     });
 }
@@ -145,7 +153,7 @@ fn damon() {
     follows(&Form {
         name: "DAMON",
         workload: &["--cpus=0"],
-        profiling: "sampler = \"damon\"",
+        profiling: "overhead_limit = 0.25\nsampler = \"damon\"",
         fast: &[0],
     });
     if in_guest() {
