@@ -121,7 +121,7 @@ fn small_pages() {
     follows(&Form {
         name: "small pages",
         workload: &["--cpus=0"],
-        profiling: "overhead_limit = 0.25",
+        profiling: "",
         fast: &[0],
     });
 }
@@ -133,7 +133,7 @@ fn huge_pages() {
         // A chunk of 1.6 MiB to a huge page: the hot set takes 128 MiB of the
         // 154 for which there is room.
         workload: &["--cpus=0", "--thp", "--align=2MiB"],
-        profiling: "overhead_limit = 0.25",
+        profiling: "",
         fast: &[0],
     });
 }
@@ -143,7 +143,7 @@ fn threads_on_both_sockets() {
     follows(&Form {
         name: "two threads on both sockets",
         workload: &["--cpus=0,1", "--threads=2"],
-        profiling: "overhead_limit = 0.25",
+        profiling: "",
         fast: &[0, 1],
     });
 }
@@ -153,7 +153,7 @@ fn damon() {
     follows(&Form {
         name: "DAMON",
         workload: &["--cpus=0"],
-        profiling: "overhead_limit = 0.25\nsampler = \"damon\"",
+        profiling: "sampler = \"damon\"",
         fast: &[0],
     });
     if in_guest() {
