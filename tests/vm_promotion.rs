@@ -66,12 +66,20 @@ fn follows(form: &Form) {
             let status = daemon.epochs(1);
             let now = epoch(&status) - begin;
             let reached = share(&workload.located(0), form.fast);
+            let metrics = daemon.metrics();
+            let pages = |result| {
+                let found = metrics.sum("hmkeeper_move_pages_total", &[("result", result)]);
+                format!("{result} {:.0}", found.unwrap_or(0.0))
+            };
+            let results = ["moved", "busy", "absent", "no_room", "refused", "deferred"].map(pages);
             course.push(format!(
-                "epoch {now}: {} of the hot pages on {:?}; {} MiB promoted, {} MiB demoted so far",
+                "epoch {now}: {} of the hot pages on {:?}; so far {} MiB promoted, {} MiB demoted; \
+                 pages {}",
                 percent(reached),
                 form.fast,
                 number(&status, workload.pid(), "promoted_bytes") >> 20,
                 number(&status, workload.pid(), "demoted_bytes") >> 20,
+                results.join(", "),
             ));
             if reached >= REACHED {
                 break;

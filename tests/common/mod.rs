@@ -17,6 +17,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use hmkeeper::control::{Request, client};
 use hmkeeper::demo::workload::lines::{ByNode, ClassLine, Line};
 use hmkeeper::ports::Residency;
 use hmkeeper::sys::numa;
@@ -31,6 +32,8 @@ use serde_json::Value;
 const SOCKET: &str = "control.sock";
 /// Anything in the guest may take this long: it computes 20 times slower.
 pub const PATIENCE: Duration = Duration::from_secs(90);
+/// How often something that is waited for is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// The interval of all tests here.
 pub const INTERVAL: Duration = Duration::from_secs(2);
 /// Epochs within which a jumped hot set must have arrived.
@@ -90,7 +93,7 @@ pub fn wait_for<T>(
             Err(seen) if Instant::now() >= until => {
                 panic!("{what}: not within {at_most:?}; seen last: {seen}")
             }
-            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            Err(_) => std::thread::sleep(LOOK_EVERY),
         }
     }
 }
@@ -202,13 +205,11 @@ impl Daemon {
             .expect("running hmkeeper")
     }
 
-    /// `status --json`.
+    /// What `status --json` shows, asked for without starting a program: in the
+    /// guest that costs more than the daemon itself.
     pub fn try_status(&self) -> Result<Value, String> {
-        let output = self.control(&["status", "--json"]);
-        if !output.status.success() {
-            return Err(show(&output));
-        }
-        serde_json::from_slice(&output.stdout).map_err(|e| format!("{e}: {}", show(&output)))
+        let reply = client::call(&self.socket, Request::Status).map_err(|e| e.to_string())?;
+        serde_json::to_value(reply.status).map_err(|e| e.to_string())
     }
 
     pub fn status(&self) -> Value {
