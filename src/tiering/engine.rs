@@ -204,7 +204,7 @@ impl Engine {
                     (last, asked.direction),
                 );
                 let pages = result.pages;
-                if pages.moved == 0 && pages.refused + pages.busy > 0 {
+                if pages.moved + pages.busy == 0 && pages.refused > 0 {
                     tracked
                         .map
                         .record_stuck(asked.range, self.epoch + STUCK_EPOCHS);

@@ -156,18 +156,18 @@ fn what_moved_is_known_at_once_and_not_moved_again() {
 }
 
 #[test]
-fn a_failed_move_is_planned_again_later() {
+fn a_refused_move_is_planned_again_later() {
     let (mut engine, plan) = warmed_up(tiers(None));
     let mut third = observation(30, plan.samples.clone(), 2 * MIB);
     third.outcome.results = vec![MoveResult {
         asked: plan.moves[0].clone(),
         pages: PageCounts {
-            busy: 512,
+            refused: 512,
             ..PageCounts::default()
         },
     }];
     let mut plan = engine.step(&third);
-    assert_eq!(plan.report.targets[0].move_pages.busy, 512);
+    assert_eq!(plan.report.targets[0].move_pages.refused, 512);
     // Not at once: what could not be moved is left alone for a while.
     for second in (40..40 + 10 * STUCK_EPOCHS).step_by(10) {
         assert!(plan.moves.is_empty(), "{second} s");

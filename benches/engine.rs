@@ -1,0 +1,120 @@
+//! One decision over many regions: `cargo bench --bench engine`.
+//!
+//! A target of 2 MiB regions, a tenth of them hot, watched by as many samples
+//! as regions; each iteration is one `Engine::step` of the steady state.
+
+use std::time::{Duration, Instant};
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use hmkeeper::tiering::engine::Engine;
+use hmkeeper::tiering::observation::{
+    AccessSet, EpochCost, NodeUsage, Observation, Sample, Seen, TargetId, TargetKind, TargetMap,
+};
+use hmkeeper::tiering::plan::MoveOutcome;
+use hmkeeper::tiering::settings::EngineSettings;
+use hmkeeper::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable};
+use hmkeeper::units::{Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, PageRange, Pid, VirtAddr};
+
+fn tiers() -> TierTable {
+    let nodes: Vec<Node> = (0..4)
+        .map(|id| Node {
+            id: NodeId(id),
+            kind: MemoryKind::Dram,
+            size: Bytes(1 << 40),
+            cpus: if id == 0 { vec![0] } else { Vec::new() },
+            kernel_tier: None,
+        })
+        .collect();
+    let paths = (0..)
+        .zip([90, 145, 275, 340])
+        .map(|(to, ns)| Path {
+            from: NodeId(0),
+            to: NodeId(to),
+            distance: 10,
+            latency: Figure {
+                value: Nanos(ns),
+                source: Source::Config,
+            },
+            bandwidth: None,
+        })
+        .collect();
+    TierTable::new(TierTable::default_tiers(&nodes), nodes, paths).expect("a valid table")
+}
+
+fn observation(turn: u64, bytes: u64, samples: Vec<Sample>) -> Observation {
+    let mut accesses = AccessSet::new(samples);
+    for _ in 0..3 {
+        for i in 0..accesses.samples().len() {
+            // Alternating blocks, so that neighbours do not all merge.
+            let block = accesses.samples()[i].addr.0 / HUGE_PAGE_BYTES;
+            let seen = if block.is_multiple_of(2) {
+                Seen::Accessed
+            } else {
+                Seen::Idle
+            };
+            accesses.record(i, seen);
+        }
+        accesses.end_scan();
+    }
+    Observation {
+        at: Nanos::from_secs(10 * turn),
+        targets: vec![TargetMap {
+            id: TargetId(0),
+            pid: Pid(1),
+            name: "bench".into(),
+            kind: TargetKind::Generic,
+            eligible: PageRange::new(VirtAddr(0), VirtAddr(bytes))
+                .into_iter()
+                .collect(),
+            cpu_time: Nanos::from_secs(100 * turn),
+            cpu_share: vec![(NodeId(0), 1.0)],
+            allowed_nodes: None,
+            excluded: Vec::new(),
+        }],
+        accesses,
+        residency: Vec::new(),
+        nodes: (0..4)
+            .map(|node| NodeUsage {
+                node: NodeId(node),
+                total: Bytes(1 << 40),
+                free: Bytes(1 << 38),
+                reserve: Bytes::ZERO,
+            })
+            .collect(),
+        cost: EpochCost {
+            elapsed: Nanos::from_secs(10),
+            ..EpochCost::default()
+        },
+        outcome: MoveOutcome::default(),
+    }
+}
+
+fn decisions(c: &mut Criterion) {
+    let mut group = c.benchmark_group("step");
+    group.sample_size(10);
+    for regions in [10_000_u64, 100_000, 1_000_000] {
+        let bytes = regions * HUGE_PAGE_BYTES;
+        let mut engine = Engine::new(EngineSettings::default(), tiers(), 1);
+        let mut turn = 1;
+        let mut plan = engine.step(&observation(turn, bytes, Vec::new()));
+        group.throughput(Throughput::Elements(regions));
+        group.bench_function(BenchmarkId::from_parameter(regions), |b| {
+            b.iter_custom(|turns| {
+                let mut spent = Duration::ZERO;
+                for _ in 0..turns {
+                    turn += 1;
+                    let samples = std::mem::take(&mut plan.samples);
+                    let seen = observation(turn, bytes, samples);
+                    let begin = Instant::now();
+                    plan = engine.step(&seen);
+                    spent += begin.elapsed();
+                }
+                spent
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decisions);
+criterion_main!(benches);
