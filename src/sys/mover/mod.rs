@@ -158,9 +158,10 @@ impl SysMover {
             while !rest.is_empty() {
                 let pace = if is_huge { &self.huge } else { &self.small };
                 let size = pace.batch(turn.limits.call_time) * turn.limits.threads;
-                let size = fitting(&rest[..size.min(rest.len())], turn.bytes_left());
-                let (batch, after) = rest.split_at(size);
-                if batch.is_empty() || !self.may_go(pid, to, batch, turn) {
+                let wanted = &rest[..size.min(rest.len())];
+                let room = self.room_for(pid, to, wanted, turn);
+                let (batch, after) = rest.split_at(fitting(wanted, room.min(turn.bytes_left())));
+                if batch.is_empty() {
                     break;
                 }
                 self.carry_out_batch(pid, to, batch, is_huge, turn);
@@ -179,30 +180,27 @@ impl SysMover {
         }
     }
 
-    /// Whether a batch may be tried now.
-    fn may_go(&self, pid: Pid, to: NodeId, batch: &[Item], turn: &mut Turn) -> bool {
+    /// Bytes that may go to a node now, when so many folios want to.
+    fn room_for(&self, pid: Pid, to: NodeId, wanted: &[Item], turn: &mut Turn) -> Bytes {
         if turn.is_over()
             || turn.gone.contains(&pid)
             || turn.forbidden.contains(&(pid, to))
             || turn.full.contains(&to)
         {
-            return false;
+            return Bytes::ZERO;
         }
-        let bytes: Bytes = batch.iter().map(|i| Bytes::from_pages(i.pages)).sum();
+        let bytes: Bytes = wanted.iter().map(|i| Bytes::from_pages(i.pages)).sum();
         // A node that cannot be read is left to the kernel's own answer.
-        if let Some(room) = turn.room.get_mut(&to) {
-            if room.left < bytes || room.read_at.elapsed() >= ROOM_LASTS {
-                if let Ok((_, free)) = residency::memory(&self.root, to) {
-                    room.left = free.saturating_sub(room.reserve);
-                }
-                room.read_at = Instant::now();
+        let Some(room) = turn.room.get_mut(&to) else {
+            return Bytes(u64::MAX);
+        };
+        if room.left < bytes || room.read_at.elapsed() >= ROOM_LASTS {
+            if let Ok((_, free)) = residency::memory(&self.root, to) {
+                room.left = free.saturating_sub(room.reserve);
             }
-            if room.left < bytes {
-                turn.full.insert(to);
-                return false;
-            }
+            room.read_at = Instant::now();
         }
-        true
+        room.left
     }
 
     fn carry_out_batch(
@@ -258,7 +256,7 @@ impl SysMover {
             if turn.is_over() || turn.bytes_left() < Bytes::from_pages(item.pages) {
                 break;
             }
-            if !self.may_go(pid, to, &[item], turn) {
+            if self.room_for(pid, to, &[item], turn) < Bytes::from_pages(item.pages) {
                 continue;
             }
             let done = batch::run(pid, to, &[item], 1);
