@@ -93,6 +93,11 @@ pub(super) struct Done {
     pub(super) fates: Vec<Fate>,
     /// Of the longest call.
     pub(super) elapsed: Duration,
+    /// CPU time of the call that took most. What a call waits for (each begins
+    /// by waiting for every CPU's kernel worker, behind whatever runs there)
+    /// does not shrink with its pages: were it counted, batches on a busy
+    /// machine would dwindle to single pages.
+    pub(super) worked: Duration,
     /// CPU time of threads other than the caller's.
     pub(super) workers_cpu: Nanos,
     /// The process has ended.
@@ -126,6 +131,7 @@ pub(super) fn run(pid: Pid, to: NodeId, items: &[Item], threads: usize) -> Done 
     for (done, cpu) in parts {
         whole.fates.extend(done.fates);
         whole.elapsed = whole.elapsed.max(done.elapsed);
+        whole.worked = whole.worked.max(done.worked);
         whole.workers_cpu += cpu;
         whole.gone |= done.gone;
         whole.forbidden |= done.forbidden;
@@ -138,6 +144,7 @@ impl Done {
         Self {
             fates: vec![fate; count],
             elapsed: Duration::ZERO,
+            worked: Duration::ZERO,
             workers_cpu: Nanos::ZERO,
             gone: false,
             forbidden: false,
@@ -147,9 +154,9 @@ impl Done {
 
 fn call(pid: Pid, to: NodeId, items: &[Item]) -> Done {
     let pages: Vec<VirtAddr> = items.iter().map(|i| i.addr).collect();
-    let start = Instant::now();
+    let (start, cpu) = (Instant::now(), thread_cpu_time());
     let answer = move_pages::move_to(pid, &pages, to);
-    let elapsed = start.elapsed();
+    let (elapsed, worked) = (start.elapsed(), thread_cpu_time().saturating_sub(cpu));
     let mut done = match answer {
         Ok((_, status)) => Done {
             fates: fates(pid, to, &pages, status),
@@ -158,6 +165,7 @@ fn call(pid: Pid, to: NodeId, items: &[Item]) -> Done {
         Err(e) => failed(pid, to, &pages, &e),
     };
     done.elapsed = elapsed;
+    done.worked = worked.into();
     done
 }
 

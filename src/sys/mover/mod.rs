@@ -38,6 +38,8 @@ use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 const GROUP_BYTES: Bytes = Bytes::from_mib(16);
 /// Others use memory too: what is free is read again after this long.
 const ROOM_LASTS: Duration = Duration::from_millis(50);
+/// No batch has more bytes than the rate lets through in so much time.
+const RATE_SLICE: Nanos = Nanos::from_millis(100);
 /// Addresses looked through for one move at most, some 20 ms.
 const LONGEST_WALK: Bytes = Bytes::from_mib(1024);
 /// Pages of a folio from which on it counts as huge: its copy dominates.
@@ -160,7 +162,11 @@ impl SysMover {
                 let size = pace.batch(turn.limits.call_time) * turn.limits.threads;
                 let wanted = &rest[..size.min(rest.len())];
                 let room = self.room_for(pid, to, wanted, turn);
-                let (batch, after) = rest.split_at(fitting(wanted, room.min(turn.bytes_left())));
+                // A slow rate is kept by small batches too, of a folio at least.
+                let slice = turn.limits.rate.over(RATE_SLICE);
+                let slice = slice.max(Bytes::from_pages(wanted[0].pages));
+                let bytes = room.min(turn.bytes_left()).min(slice);
+                let (batch, after) = rest.split_at(fitting(wanted, bytes));
                 if batch.is_empty() {
                     break;
                 }
@@ -220,7 +226,7 @@ impl SysMover {
             &mut self.small
         };
         // Each thread's call had its part of the batch.
-        pace.learn(batch.len().div_ceil(turn.limits.threads), done.elapsed);
+        pace.learn(batch.len().div_ceil(turn.limits.threads), done.worked);
         for (item, fate) in batch.iter().zip(&done.fates) {
             fate.count(item.pages, &mut turn.counts[item.index]);
             match fate {
