@@ -7,7 +7,9 @@
 
 mod common;
 
-use common::{EPOCHS, Site, Workload, ballast, body, epoch, in_guest, number, percent, share};
+use common::{
+    Site, Workload, ballast, body, epoch, epochs_allowed, in_guest, number, percent, share,
+};
 use hmkeeper::units::Bytes;
 
 /// What differs between the forms of this test.
@@ -85,10 +87,11 @@ fn follows(form: &Form) {
                 break;
             }
             assert!(
-                now < EPOCHS + 1,
-                "{}: jump {jump}: below {} after {EPOCHS} epochs:\n{}\npages: {:?}\nstatus: {status:#}",
+                now < epochs_allowed() + 1,
+                "{}: jump {jump}: below {} after {} epochs:\n{}\npages: {:?}\nstatus: {status:#}",
                 form.name,
                 percent(REACHED),
+                epochs_allowed(),
                 common::lines(course),
                 workload.located(0),
             );
