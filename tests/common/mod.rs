@@ -28,7 +28,16 @@ use hmkeeper::units::{Bytes, NodeId, PageRange, Pid, VirtAddr};
 pub use nix::sys::signal::Signal;
 use serde_json::Value;
 
-/// Epochs within which a hot set must be where it belongs: 8, by the long form.
+/// The control socket in a site's directory.
+const SOCKET: &str = "control.sock";
+/// Anything in the guest may take this long: it computes 20 times slower.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+/// How often something that is waited for is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// The interval of all tests here.
+pub const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Epochs within which a jumped hot set must have arrived: 8, by the long form.
 /// The short one runs wherever CI does, on hosts that do other things beside a
 /// guest that emulates two CPUs, and allows for that.
 pub fn epochs_allowed() -> u64 {
