@@ -22,3 +22,4 @@ mod state;
 pub mod targets;
 mod text;
 pub mod topology;
+mod trace;

@@ -2,6 +2,7 @@
 //! `Key:   123 kB` lines.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 
 use crate::ports::PortError;
@@ -18,6 +19,12 @@ pub(super) fn read(path: &Path) -> Result<String, PortError> {
 /// A number alone in a file; `None` where the file is missing or holds none.
 pub(super) fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Writes to a file that is there; unlike `fs::write` it never tries to create one.
+pub(super) fn write_existing(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).open(path)?;
+    file.write_all(text.as_bytes())
 }
 
 /// The numbers of a kernel list: `0-2,4` is 0, 1, 2, 4; an empty one is none.

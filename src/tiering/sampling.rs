@@ -13,7 +13,10 @@
 //! rest by length, so that a jump into a large cold region is seen too.
 //! [`draw`] divides a region into as many equal strata as it has samples and
 //! takes a random page of each, anew in every epoch: a fixed sample can
-//! neither split a region nor notice that the hot set moved.
+//! neither split a region nor notice that the hot set moved. Only one page in
+//! every [`DENSEST`] is ever drawn: an idle mark on cold memory stays, and a
+//! read of the bitmap walks the page tables of all marked frames of its word,
+//! 64 of them in the end if every page had its turn, so 4.
 //!
 //! **Properties** (proptest below): the quotas sum to at most `num_ps`;
 //! samples are distinct, sorted and inside their region.
@@ -21,13 +24,15 @@
 use super::observation::{EpochCost, Sample, TargetId};
 use super::region::{Region, RegionMap};
 use super::rng::Rng;
-use crate::units::{Bytes, Nanos, PAGE_BYTES, Pid};
+use crate::units::{Nanos, PAGE_BYTES, Pid, VirtAddr};
 
 /// Regions that get what merges freed (HM-Keeper §1.2).
 const CHANGED_MOST: usize = 5;
 /// No region is watched more closely than one page in so many: neighbours
 /// that near are hot or cold together, and another region learns more.
 const DENSEST: u64 = 16;
+/// Regions of at most so many pages are sampled anywhere.
+const FREELY_DRAWN: u64 = 4 * DENSEST;
 /// Cost of one scan of one sample until it is measured. High, so that the
 /// first epoch errs on the cheap side: 15 µs is what an emulated machine
 /// needs, a real one 1 to 2 µs.
@@ -200,7 +205,7 @@ fn saturate(quota: u64) -> u32 {
 }
 
 /// Draws this epoch's samples, sorted by address: one random folio in each
-/// stratum of each region.
+/// stratum of each region; of small pages one in every [`DENSEST`].
 pub(super) fn draw(
     map: &RegionMap,
     target: TargetId,
@@ -210,24 +215,40 @@ pub(super) fn draw(
 ) {
     for region in map.regions() {
         let range = region.range();
-        let unit = region.folio_bytes().max(PAGE_BYTES);
-        let folios = range.bytes().0.div_ceil(unit);
-        let quota = u64::from(region.quota()).min(folios);
+        let unit = region.folio_bytes().max(PAGE_BYTES) / PAGE_BYTES;
+        let first = range.start().page_index();
+        let last = first + range.pages() - 1;
+        let is_coarse = unit == 1 && range.pages() > FREELY_DRAWN;
+        // Places that a sample may come from, on a grid from `origin` on.
+        let grid = if is_coarse { DENSEST } else { unit };
+        let origin = if is_coarse {
+            first / DENSEST * DENSEST
+        } else {
+            first
+        };
+        let places = (last - origin) / grid + 1;
+        let quota = u64::from(region.quota()).min(places);
         for stratum in 0..quota {
-            let low = stratum * folios / quota;
-            let high = (stratum + 1) * folios / quota;
-            let folio = low + rng.below(high - low);
-            // Any page of it: where only some of the region is huge, the
-            // others are to be seen too.
-            let pages = unit / PAGE_BYTES;
-            let page = folio * pages + if pages > 1 { rng.below(pages) } else { 0 };
-            let addr = range
-                .start()
-                .checked_add(Bytes::from_pages(page.min(range.pages() - 1)))
-                .unwrap_or(range.start());
+            let low = stratum * places / quota;
+            let high = (stratum + 1) * places / quota;
+            let place = low + rng.below(high - low);
+            let page = if is_coarse {
+                representative(origin / DENSEST + place)
+            } else {
+                // Any page of a huge one: where only some of the region is
+                // huge, the others are to be seen too.
+                origin + place * unit + if unit > 1 { rng.below(unit) } else { 0 }
+            };
+            let addr = VirtAddr(page.clamp(first, last) * PAGE_BYTES);
             out.push(Sample { target, pid, addr });
         }
     }
+}
+
+/// The page that is watched for a group of [`DENSEST`] of them, always the same
+/// one, at a place that no stride of a program follows.
+fn representative(group: u64) -> u64 {
+    group * DENSEST + Rng::new(group).below(DENSEST)
 }
 
 #[cfg(test)]
@@ -236,7 +257,7 @@ mod tests {
 
     use super::*;
     use crate::tiering::rng::Rng;
-    use crate::units::{PageRange, VirtAddr};
+    use crate::units::{Bytes, PageRange};
 
     fn map(lengths: &[u64]) -> RegionMap {
         let mut at = 1;
@@ -330,22 +351,37 @@ mod tests {
 
     #[test]
     fn samples_lie_in_strata_and_differ_between_epochs() {
-        let mut map = map(&[1600]);
-        deal(&mut map, 100, 0);
+        // Regions begin at page 1: 50 strata of two groups of 16 each.
+        let mut map = map(&[1599]);
+        deal(&mut map, 50, 0);
         let mut rng = Rng::new(1);
         let mut epochs = Vec::new();
         for _ in 0..2 {
             let mut out = Vec::new();
             draw(&map, TargetId(0), Pid(1), &mut rng, &mut out);
-            assert_eq!(out.len(), 100);
-            let start = map.regions()[0].range().start().page_index();
+            assert_eq!(out.len(), 50);
             for (i, sample) in (0..).zip(&out) {
-                let page = sample.addr.page_index() - start;
-                assert_eq!(page / 16, i);
+                assert_eq!(sample.addr.page_index() / 32, i);
             }
             epochs.push(out);
         }
         assert_ne!(epochs[0], epochs[1]);
+    }
+
+    #[test]
+    fn few_pages_of_a_large_region_are_ever_marked() {
+        let mut map = map(&[1599]);
+        let mut rng = Rng::new(1);
+        let mut pages = std::collections::BTreeSet::new();
+        for turn in 0..200 {
+            deal(&mut map, 50, turn);
+            let mut out = Vec::new();
+            draw(&map, TargetId(0), Pid(1), &mut rng, &mut out);
+            pages.extend(out.iter().map(|sample| sample.addr.page_index()));
+        }
+        assert_eq!(pages.len(), 100, "one in 16, and in time each of them");
+        let places: std::collections::BTreeSet<_> = pages.iter().map(|page| page % 16).collect();
+        assert!(places.len() > 8, "at no fixed stride: {places:?}");
     }
 
     proptest! {

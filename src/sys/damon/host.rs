@@ -5,17 +5,21 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
+use super::DamonSampler;
 use super::sysfs::Admin;
-use super::{CHECKS, DamonSampler, MIN_CHECK_MICROS};
 use crate::ports::{AccessSampler, PortError};
 use crate::sys::own_pages::{OwnPages, own_pid};
 use crate::sys::root::Root;
 use crate::sys::state::{Owner, StateDir};
+use crate::sys::trace;
 use crate::tiering::observation::{AccessSet, Sample, TargetId};
 use crate::units::{Nanos, PAGE_BYTES};
 
 /// The modules of DAMON that, while they run, forbid all kdamonds but their own.
 const EXCLUSIVE: [&str; 3] = ["damon_stat", "damon_reclaim", "damon_lru_sort"];
+
+/// How long two pages of our own are watched.
+const TRIAL_MILLIS: u64 = 20;
 
 /// Removes the kdamonds that a crashed run left, as noted in `state_dir`, and
 /// the note. Those of anybody else stay.
@@ -60,6 +64,9 @@ pub fn clean_up(root: &Root, state_dir: &Path) -> Result<(), PortError> {
         admin.set_count(0).map_err(failed)?;
         tracing::info!("removed the kdamond of a run that did not end orderly");
     }
+    if !note.owner.is_of_earlier_boot(root) {
+        trace::remove_left(root, note.owner.pid()).map_err(failed)?;
+    }
     state.remove().map_err(failed)
 }
 
@@ -96,7 +103,7 @@ impl DamonSampler {
             })
             .collect();
         let mut seen = AccessSet::new(samples.clone());
-        let window = Nanos(CHECKS * MIN_CHECK_MICROS * 1000);
+        let window = Nanos::from_millis(TRIAL_MILLIS);
         self.arm(&samples, window)?;
         let until = Instant::now() + window.into();
         while Instant::now() < until {

@@ -11,30 +11,28 @@
 //! operations `fvaddr` (fixed virtual addresses), one region of one page per
 //! sample, and an aggregation that never ends, so that no region is ever merged
 //! or split. One kdamond, for all target processes, runs from arm to collect
-//! only, and checks each page `CHECKS` times in between. For each process a
-//! scheme of action `stat` matches regions with at least one access and is
-//! applied after every check; at the end its matches are read. (Several
-//! kdamonds would have to be asked one after the other, each at its own next
-//! check, for all of DAMON's files share one lock.)
+//! only: it clears the accessed bits, sleeps for nearly the whole window, and
+//! checks. A scheme of action `stat`, applied after each check, passes by every
+//! region, and its tracepoint `damon:damos_before_apply` tells what was found.
 //!
 //! ```text
-//! arm                                                      collect
-//!  on │ clear ── check, clear ── check, clear ── check, clear ── check │ read, off
+//! arm                                     collect
+//!  on │ clear ─────────────────── check, tell │ read, off
 //! ```
 //!
-//! A collect waits for the check under way, a few percent of the window where
-//! nothing else delays the kdamond.
+//! The kernel's other way to tell, a directory of files per region that a
+//! scheme tried, costs forty times as much: in a guest under emulation 80 µs a
+//! region against 2.
 //!
-//! The threshold is one access in any check: then a verdict means the same as
-//! the idle bit's, "touched between arm and collect". More would ask how often
-//! in the window, and lose pages whose translation stays in the TLB for long.
+//! What is told means the same as the idle bit: touched between arm and
+//! collect. A page that nothing was told of in time is unknown.
 //!
 //! **Properties.** Only a kdamond that we made is ever touched: it carries a
 //! random mark, which is noted in the state directory before it is made and
 //! looked for when a crashed run's is removed. Pages that moved, vanished or
 //! left the LRU lists are unknown, as far as page maps and flags are open to
-//! us. At most `MAX_REGIONS` samples per scan are watched, in turn; the
-//! others are unknown in that scan.
+//! us. At most `MAX_REGIONS` samples per scan are watched, in turn, fewer where
+//! the limit of open files is low; the others are unknown in that scan.
 
 mod host;
 mod sysfs;
@@ -44,31 +42,42 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use self::host::busy_remedy;
 pub use self::host::{clean_up, operations, try_own_page};
 pub(super) use self::host::{kdamond_count, running_modules};
-use self::sysfs::{Admin, Intervals, errno};
+use self::sysfs::{Admin, Intervals, Regions, errno};
 use super::frames::Frames;
 use super::kpageflags::{Folio, KpageFlags};
 use super::own_pages::own_pid;
 use super::pagemap::{Entry, PfnNodes};
 use super::root::Root;
 use super::state::{Note, Owner, StateDir};
+use super::trace::{Field, Tracepoint};
 use crate::ports::{AccessSampler, PortError, SamplerKind};
 use crate::tiering::observation::{AccessSet, Sample, Seen};
 use crate::units::{Nanos, Pid, VirtAddr};
 
-/// Checks of each page per window. With one, a collect that comes a little late
-/// would wait for another whole window; each costs the target a cleared
-/// accessed bit.
-const CHECKS: u64 = 4;
-/// Least time between checks: DAMON's own default.
+/// Least time between clear and check: DAMON's own default.
 const MIN_CHECK_MICROS: u64 = 5_000;
 /// Checks per aggregation: so many that none ends within a scan.
 const AGGREGATION_CHECKS: u64 = 10_000;
-/// Samples watched per scan: each is a directory of three files to the kernel.
+/// Samples watched per scan: each is a directory of files to the kernel.
 const MAX_REGIONS: usize = 8192;
+/// Open files that the rest of the daemon may need.
+const OTHER_FILES: u64 = 512;
+/// How often a late check is asked for, and for how long at most. On a machine
+/// where every CPU is busy a kernel thread waits for a time slice or two.
+const POLL: Duration = Duration::from_millis(2);
+const PATIENCE: Duration = Duration::from_millis(100);
+/// The tracepoint that tells of each region after a check, since Linux 6.7.
+const EVENT: &str = "damon/damos_before_apply";
+/// Bytes of a ring buffer per region: an event of 52 bytes and its header, twice.
+const EVENT_BYTES: u64 = 128;
 const OPERATIONS: &str = "fvaddr";
 /// The mark's uppermost bit: above any size of a region.
 const MARK_BIT: u64 = 1 << 63;
@@ -79,10 +88,69 @@ struct Watch {
     pid: Pid,
     /// Its samples.
     samples: Range<usize>,
-    /// The pages in the kernel's files, sorted.
+    /// The pages that are watched, sorted.
     pages: Vec<VirtAddr>,
-    /// Those found accessed, sorted.
-    accessed: Vec<VirtAddr>,
+    /// The same in the kernel's files.
+    regions: Regions,
+    /// What was told of each page: whether it was accessed.
+    told: Vec<Option<bool>>,
+}
+
+/// The tracepoint and the fields of its events that matter.
+#[derive(Debug)]
+struct Told {
+    tracepoint: Tracepoint,
+    pid: Field,
+    target: Field,
+    start: Field,
+    accesses: Field,
+}
+
+impl Told {
+    fn open(root: &Root) -> io::Result<Self> {
+        let tracepoint = Tracepoint::open(root, EVENT)?;
+        let field = |name: &str| {
+            tracepoint
+                .field(name)
+                .ok_or_else(|| io::Error::other(format!("{EVENT} has no field {name}")))
+        };
+        Ok(Self {
+            pid: field("common_pid")?,
+            target: field("target_idx")?,
+            start: field("start")?,
+            accesses: field("nr_accesses")?,
+            tracepoint,
+        })
+    }
+
+    /// Enters into the watches what `kdamond` has told since the last time;
+    /// returns how many pages are told of for the first time.
+    fn read(&mut self, kdamond: Pid, watches: &mut [Watch]) -> io::Result<usize> {
+        let (pid, target, start, accesses) = (self.pid, self.target, self.start, self.accesses);
+        let mut new = 0;
+        self.tracepoint.drain(|event| {
+            let get = |field: Field| field.get(event);
+            // Of an earlier scan, or of somebody else's kdamond.
+            if get(pid) != u64::try_from(kdamond.0).ok() {
+                return;
+            }
+            let (Some(target), Some(start), Some(accesses)) =
+                (get(target), get(start), get(accesses))
+            else {
+                return;
+            };
+            let watch = usize::try_from(target)
+                .ok()
+                .and_then(|i| watches.get_mut(i));
+            if let Some(watch) = watch
+                && let Ok(index) = watch.pages.binary_search(&VirtAddr(start))
+            {
+                let before = watch.told[index].replace(accesses > 0);
+                new += usize::from(before.is_none());
+            }
+        })?;
+        Ok(new)
+    }
 }
 
 /// DAMON as a sampler.
@@ -100,10 +168,13 @@ pub struct DamonSampler {
     folios: Vec<Option<Folio>>,
     /// One per target that the kdamond has, in its order.
     watches: Vec<Watch>,
+    told: Option<Told>,
     /// Whether there is a kdamond because of us.
     made: bool,
-    /// Whether it was started for the scan under way.
-    running: bool,
+    /// The kernel thread that was started for the scan under way.
+    running: Option<Pid>,
+    /// Samples that may be watched per scan.
+    most: usize,
     /// Scans so far: whose turn it is.
     turn: usize,
     /// CPU time of all its threads that have ended.
@@ -136,8 +207,10 @@ impl DamonSampler {
             armed: Vec::new(),
             folios: Vec::new(),
             watches: Vec::new(),
+            told: None,
             made: false,
-            running: false,
+            running: None,
+            most: most_regions(),
             turn: 0,
             cpu: Nanos::ZERO,
         }
@@ -191,6 +264,9 @@ impl DamonSampler {
         self.made = true;
         let kdamond = self.admin.first();
         let made = (|| {
+            if self.told.is_none() {
+                self.told = Some(Told::open(&self.root)?);
+            }
             self.admin.set_count(1)?;
             kdamond.make_context()?;
             if !kdamond.operations()?.iter().any(|name| name == OPERATIONS) {
@@ -210,6 +286,7 @@ impl DamonSampler {
             return;
         }
         self.stop();
+        self.told = None;
         let gone = match self.admin.count() {
             Ok(count) if self.is_ours(count) => self.admin.set_count(0),
             other => other.map(drop),
@@ -230,7 +307,7 @@ impl DamonSampler {
             .filter(|range| has_memory(&self.root, samples[range.start].pid))
             .collect();
         let kdamond = self.admin.first();
-        let strides = samples.len().div_ceil(MAX_REGIONS).max(1);
+        let strides = samples.len().div_ceil(self.most).max(1);
         let assigned = (|| {
             if self.watches.len() != targets.len() {
                 self.watches.clear();
@@ -246,22 +323,28 @@ impl DamonSampler {
                     .map(|i| samples[i].addr.page())
                     .collect();
                 pages.dedup();
-                regions += pages.len();
-                let before = self.watches.get(index);
-                if before.is_none_or(|watch| watch.pid != pid) {
+                if self.watches.len() == index {
+                    self.watches.push(Watch {
+                        pid: Pid(0),
+                        samples: 0..0,
+                        pages: Vec::new(),
+                        regions: kdamond.regions(index),
+                        told: Vec::new(),
+                    });
+                }
+                let watch = &mut self.watches[index];
+                if watch.pid != pid {
                     kdamond.set_process(index, pid)?;
+                    watch.pid = pid;
                 }
-                kdamond.set_pages(index, &pages, before.map_or(&[], |watch| &watch.pages))?;
-                let watch = Watch {
-                    pid,
-                    samples: range,
-                    pages,
-                    accessed: Vec::new(),
-                };
-                match self.watches.get_mut(index) {
-                    Some(old) => *old = watch,
-                    None => self.watches.push(watch),
-                }
+                regions += watch.regions.watch(&pages)?;
+                watch.samples = range;
+                watch.told.clear();
+                watch.told.resize(pages.len(), None);
+                watch.pages = pages;
+            }
+            if let Some(told) = &mut self.told {
+                told.tracepoint.reserve(regions as u64 * EVENT_BYTES)?;
             }
             kdamond.set_limits(regions)
         })();
@@ -291,9 +374,8 @@ impl DamonSampler {
     /// Starts the kdamond. Where a process ended since it was assigned, which
     /// the kernel refuses, goes on without it.
     fn start(&mut self, window: Nanos) -> Result<(), PortError> {
-        // A little longer, so that the last check comes just after the window
-        // has ended and not just before: then it would take a further one.
-        let check = (window.0 / 1000 / CHECKS * 33 / 32).max(MIN_CHECK_MICROS);
+        // A little less than the window: the check is done when we collect.
+        let check = (window.0 / 1000 / 32 * 31).max(MIN_CHECK_MICROS);
         let intervals = Intervals {
             sample: check,
             aggregation: check * AGGREGATION_CHECKS,
@@ -301,10 +383,10 @@ impl DamonSampler {
         let kdamond = self.admin.first();
         while !self.watches.is_empty() {
             let started = kdamond
-                .set_intervals(intervals, self.watches.len())
+                .set_intervals(intervals)
                 .and_then(|()| kdamond.command("on"));
             let Err(error) = started else {
-                self.running = true;
+                self.running = kdamond.pid();
                 break;
             };
             let all_there = self
@@ -319,38 +401,36 @@ impl DamonSampler {
         Ok(())
     }
 
-    /// Has the kernel tell the accessed regions; it answers at the next check.
+    /// Reads what the kdamond found, and waits a little where its check is late.
     fn read(&mut self) -> Result<(), PortError> {
-        if !self.running {
+        let (Some(kdamond), Some(told)) = (self.running, &mut self.told) else {
             return Ok(());
-        }
-        let kdamond = self.admin.first();
-        let read = (|| {
-            kdamond.command("update_schemes_tried_regions")?;
-            for (index, watch) in self.watches.iter_mut().enumerate() {
-                watch.accessed.clear();
-                kdamond.tried_regions(index, &mut watch.accessed)?;
-                watch.accessed.sort_unstable();
+        };
+        let mut missing: usize = self.watches.iter().map(|watch| watch.pages.len()).sum();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match told.read(kdamond, &mut self.watches) {
+                Ok(new) => missing = missing.saturating_sub(new),
+                Err(error) => return Err(self.explain(error)),
             }
-            kdamond.command("clear_schemes_tried_regions")
-        })();
-        match read {
             // It stops by itself when all of its processes have ended.
-            Err(_) if !kdamond.is_on().unwrap_or(false) => self.running = false,
-            Err(error) => return Err(self.explain(error)),
-            Ok(()) => {}
+            let waits = missing > 0 && Instant::now() < until;
+            if !waits || !self.admin.first().is_on().unwrap_or(false) {
+                return Ok(());
+            }
+            thread::sleep(POLL);
         }
-        Ok(())
     }
 
     /// Turns the kdamond off and adds up its CPU time. Verdicts stay readable.
     fn stop(&mut self) {
         let kdamond = self.admin.first();
+        let started = self.running.take();
         let ours = self.made && kdamond.mark() == Some(self.mark);
         if !ours || !kdamond.is_on().unwrap_or(false) {
             return;
         }
-        if let Some(time) = kdamond.pid().and_then(|pid| run_time(&self.root, pid)) {
+        if let Some(time) = started.and_then(|pid| run_time(&self.root, pid)) {
             self.cpu += time;
         }
         if let Err(error) = kdamond.command("off") {
@@ -361,16 +441,14 @@ impl DamonSampler {
     fn verdict(&self, index: usize, watch: &Watch) -> Seen {
         let page = self.frames.samples()[index].addr.page();
         let (armed, now) = (self.armed[index], self.frames.entries()[index]);
-        let told = self.running
-            && armed.present()
-            && now.present()
-            && armed.pfn() == now.pfn()
-            && watch.pages.binary_search(&page).is_ok();
-        if !told {
+        if !armed.present() || !now.present() || armed.pfn() != now.pfn() {
             return Seen::Unknown;
         }
-        if watch.accessed.binary_search(&page).is_ok() {
-            return Seen::Accessed;
+        let told = watch.pages.binary_search(&page).map(|i| watch.told[i]);
+        match told {
+            Ok(Some(true)) => return Seen::Accessed,
+            Ok(Some(false)) => {}
+            _ => return Seen::Unknown,
         }
         // DAMON passes over pages off the LRU lists without a word.
         if let (Some(flags), Some(folio)) = (&self.flags, self.folios[index])
@@ -398,9 +476,10 @@ impl DamonSampler {
             Some(libc::ENOENT) if !self.admin.path().exists() => {
                 missing("use a kernel with CONFIG_DAMON_SYSFS=y and CONFIG_DAMON_VADDR=y")
             }
-            Some(libc::ENOENT) => {
-                missing("use Linux 6.7 or later, whose schemes have an apply interval")
-            }
+            Some(libc::ENOENT) => missing(
+                "use Linux 6.7 or later with CONFIG_EVENT_TRACING=y, and mount its tracefs: mount -t \
+                 tracefs tracefs /sys/kernel/tracing",
+            ),
             Some(libc::EACCES | libc::EPERM) => PortError::Forbidden {
                 what,
                 remedy: "run as root, outside of a container that hides it".into(),
@@ -429,7 +508,6 @@ impl AccessSampler for DamonSampler {
             self.armed.clear();
             self.folios.clear();
         }
-        self.running = false;
         self.make()?;
         self.turn = self.turn.wrapping_add(1);
         self.assign()?;
@@ -462,12 +540,8 @@ impl AccessSampler for DamonSampler {
     }
 
     fn kernel_cpu_time(&mut self) -> Nanos {
-        let running = (self.made && self.admin.first().mark() == Some(self.mark))
-            .then(|| self.admin.first().pid())
-            .flatten()
-            .and_then(|pid| run_time(&self.root, pid))
-            .unwrap_or_default();
-        self.cpu + running
+        let running = self.running.and_then(|pid| run_time(&self.root, pid));
+        self.cpu + running.unwrap_or_default()
     }
 
     fn release(&mut self) {
@@ -477,7 +551,8 @@ impl AccessSampler for DamonSampler {
     fn resolution(&self) -> String {
         format!(
             "per folio (4 KiB, or the huge page that holds the sample): touched since the scan \
-             began in any of {CHECKS} checks by the kernel; at most {MAX_REGIONS} samples a scan"
+             began, as far as the processor had to walk its page table; at most {} samples a scan",
+            self.most
         )
     }
 }
@@ -501,6 +576,27 @@ fn by_target(samples: &[Sample]) -> impl Iterator<Item = Range<usize>> {
         begin += count;
         Some(range)
     })
+}
+
+/// Samples that the limit of open files allows; raises the limit first, as far
+/// as the administrator lets us.
+fn most_regions() -> usize {
+    let wanted = 2 * MAX_REGIONS as u64 * 9 / 8 + OTHER_FILES;
+    let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((soft, _)) if soft >= wanted => soft,
+        Ok((soft, hard)) => {
+            let raised = wanted.min(hard);
+            match setrlimit(Resource::RLIMIT_NOFILE, raised, hard) {
+                Ok(()) => raised,
+                Err(_) => soft,
+            }
+        }
+        Err(_) => 1024,
+    };
+    let most = limit.saturating_sub(OTHER_FILES) / 2 * 8 / 9;
+    usize::try_from(most)
+        .unwrap_or(MAX_REGIONS)
+        .clamp(1, MAX_REGIONS)
 }
 
 /// Time that a thread has run, from `/proc/PID/schedstat` in nanoseconds;

@@ -1,19 +1,29 @@
 //! DAMON's directory of files, `/sys/kernel/mm/damon/admin`
 //! (`Documentation/admin-guide/mm/damon/usage.rst`).
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
+
 use crate::sys::root::Root;
+use crate::sys::text::write_existing;
 use crate::units::{PAGE_BYTES, Pid, VirtAddr};
 
 /// How often a file that says `EBUSY` is tried again, and after what pause: in
 /// all a tenth of a second.
 const BUSY_RETRIES: usize = 20;
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
+
+/// One spare region for so many that are used.
+const SPARE: usize = 8;
+/// Where spare regions are: above the memory of any process, 2^56 at most.
+const BEYOND: u64 = 1 << 60;
 
 /// The intervals of a kdamond, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +69,7 @@ impl Admin {
     }
 }
 
-/// The files of one kdamond with one context, and in it as many schemes as
-/// targets.
+/// The files of one kdamond with one context and one scheme.
 #[derive(Clone, Debug)]
 pub(super) struct Kdamond {
     dir: PathBuf,
@@ -83,54 +92,36 @@ impl Kdamond {
         put_text(&self.context.join("operations"), name)
     }
 
-    /// Makes `count` targets, and for each a scheme that only counts its
-    /// regions accessed at least once, marked as ours by an upper bound of
-    /// sizes that is no bound. Replaces what was there.
+    /// Makes `count` targets, and one scheme that only passes by all of their
+    /// regions, marked as ours by an upper bound of sizes that is no bound.
+    /// Replaces what was there.
     pub(super) fn make_targets(&self, count: usize, mark: u64) -> io::Result<()> {
-        put(&self.context.join("schemes/nr_schemes"), count as u64)?;
-        for index in 0..count {
-            let scheme = self.scheme(index);
-            let pattern = scheme.join("access_pattern");
-            put(&pattern.join("sz/max"), mark)?;
-            put(&pattern.join("nr_accesses/min"), 1)?;
-            put(&pattern.join("nr_accesses/max"), u64::from(u32::MAX))?;
-            put(&pattern.join("age/max"), u64::from(u32::MAX))?;
-            put_text(&scheme.join("action"), "stat")?;
-            if count > 1 {
-                // Linux 6.14 put filters of the core apart.
-                let core = scheme.join("core_filters");
-                let filters = if core.exists() {
-                    core
-                } else {
-                    scheme.join("filters")
-                };
-                put(&filters.join("nr_filters"), 1)?;
-                put_text(&filters.join("0/type"), "target")?;
-                put(&filters.join("0/damon_target_idx"), index as u64)?;
-                // Out with what does not match.
-                put_text(&filters.join("0/matching"), "N")?;
-            }
-        }
+        put(&self.context.join("schemes/nr_schemes"), 1)?;
+        let scheme = self.scheme();
+        let pattern = scheme.join("access_pattern");
+        put(&pattern.join("sz/max"), mark)?;
+        put(&pattern.join("nr_accesses/max"), u64::from(u32::MAX))?;
+        put(&pattern.join("age/max"), u64::from(u32::MAX))?;
+        put_text(&scheme.join("action"), "stat")?;
         put(&self.context.join("targets/nr_targets"), count as u64)
     }
 
     /// The mark that [`make_targets`](Self::make_targets) left; `None` without a scheme.
     pub(super) fn mark(&self) -> Option<u64> {
-        number(&self.scheme(0).join("access_pattern/sz/max")).ok()
+        number(&self.scheme().join("access_pattern/sz/max")).ok()
     }
 
     /// Whether it has no scheme and no target yet.
     pub(super) fn is_bare(&self) -> bool {
-        !self.scheme(0).exists() && !self.target(0).exists()
+        !self.scheme().exists() && !self.target(0).exists()
     }
 
-    /// `schemes` is how many there are.
-    pub(super) fn set_intervals(&self, intervals: Intervals, schemes: usize) -> io::Result<()> {
+    /// The scheme is applied after every check.
+    pub(super) fn set_intervals(&self, intervals: Intervals) -> io::Result<()> {
         let dir = self.context.join("monitoring_attrs/intervals");
         put(&dir.join("sample_us"), intervals.sample)?;
         put(&dir.join("aggr_us"), intervals.aggregation)?;
-        (0..schemes)
-            .try_for_each(|s| put(&self.scheme(s).join("apply_interval_us"), intervals.sample))
+        put(&self.scheme().join("apply_interval_us"), intervals.sample)
     }
 
     /// Bounds the number of all regions.
@@ -146,37 +137,23 @@ impl Kdamond {
         put_text(&self.target(target).join("pid_target"), &pid.to_string())
     }
 
-    /// Watches these pages of a target, one region each, where it watched `before`.
-    pub(super) fn set_pages(
-        &self,
-        target: usize,
-        pages: &[VirtAddr],
-        before: &[VirtAddr],
-    ) -> io::Result<()> {
-        let regions = self.target(target).join("regions");
-        let anew = pages.len() != before.len();
-        if anew {
-            put(&regions.join("nr_regions"), pages.len() as u64)?;
+    /// The regions of a target, as yet none.
+    pub(super) fn regions(&self, target: usize) -> Regions {
+        Regions {
+            dir: self.target(target).join("regions"),
+            slots: Vec::new(),
         }
-        for (index, page) in pages.iter().enumerate() {
-            if anew || before[index] != *page {
-                let region = regions.join(index.to_string());
-                put(&region.join("start"), page.0)?;
-                put(&region.join("end"), page.0 + PAGE_BYTES)?;
-            }
-        }
-        Ok(())
     }
 
     fn target(&self, index: usize) -> PathBuf {
         self.context.join("targets").join(index.to_string())
     }
 
-    fn scheme(&self, index: usize) -> PathBuf {
-        self.context.join("schemes").join(index.to_string())
+    fn scheme(&self) -> PathBuf {
+        self.context.join("schemes/0")
     }
 
-    /// Tells it `on`, `off`, `update_schemes_tried_regions`…
+    /// Tells it `on`, `off`.
     pub(super) fn command(&self, command: &str) -> io::Result<()> {
         put_text(&self.dir.join("state"), command)
     }
@@ -193,27 +170,79 @@ impl Kdamond {
         let pid = text.trim().parse().ok()?;
         (pid > 0).then_some(Pid(pid))
     }
+}
 
-    /// Adds the first addresses of a target's regions that its scheme matched
-    /// when it was last updated, in no order. The kernel numbers their directories
-    /// neither from 0 nor without gaps.
-    pub(super) fn tried_regions(&self, target: usize, out: &mut Vec<VirtAddr>) -> io::Result<()> {
-        for entry in fs::read_dir(self.scheme(target).join("tried_regions"))? {
-            let path = entry?.path();
-            match number(&path.join("start")) {
-                Ok(start) => out.push(VirtAddr(start)),
-                // The one file in there, total_bytes, has nothing below it.
-                Err(e) if matches!(errno(&e), Some(libc::ENOTDIR | libc::ENOENT)) => {}
-                Err(e) => return Err(e),
+/// A target's regions of one page each, their files held open: finding and
+/// opening a file of sysfs costs the kernel ten times as much as writing to it.
+#[derive(Debug)]
+pub(super) struct Regions {
+    dir: PathBuf,
+    slots: Vec<Slot>,
+}
+
+/// One region's files and what they hold.
+#[derive(Debug)]
+struct Slot {
+    start: File,
+    end: File,
+    page: VirtAddr,
+}
+
+impl Regions {
+    /// Watches these pages, sorted, in place of those of before. A few regions
+    /// more than needed are kept beyond any process's memory, so that the
+    /// number of regions, whose change makes the kernel forget all of them,
+    /// seldom changes. Returns how many regions there are.
+    pub(super) fn watch(&mut self, pages: &[VirtAddr]) -> io::Result<usize> {
+        let count = pages.len();
+        if count > self.slots.len() || count < self.slots.len() / 4 {
+            self.resize(count + count / SPARE + 1)?;
+        }
+        let spare = (0..).map(|i| VirtAddr(BEYOND + i * 2 * PAGE_BYTES));
+        for (slot, page) in self
+            .slots
+            .iter_mut()
+            .zip(pages.iter().copied().chain(spare))
+        {
+            if slot.page != page {
+                rewrite(&slot.start, page.0)?;
+                rewrite(&slot.end, page.0 + PAGE_BYTES)?;
+                slot.page = page;
             }
+        }
+        Ok(self.slots.len())
+    }
+
+    fn resize(&mut self, count: usize) -> io::Result<()> {
+        self.slots.clear();
+        put(&self.dir.join("nr_regions"), count as u64)?;
+        let dir = File::open(&self.dir)?;
+        let open = |name: String| -> io::Result<File> {
+            let flags = OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+            Ok(openat(&dir, name.as_str(), flags, Mode::empty())?.into())
+        };
+        for index in 0..count {
+            self.slots.push(Slot {
+                start: open(format!("{index}/start"))?,
+                end: open(format!("{index}/end"))?,
+                page: VirtAddr(0),
+            });
         }
         Ok(())
     }
 }
 
+fn rewrite(file: &File, value: u64) -> io::Result<()> {
+    let mut text = [0; 20];
+    let mut rest = &mut text[..];
+    write!(rest, "{value}")?;
+    let unused = rest.len();
+    file.write_all_at(&text[..text.len() - unused], 0)
+}
+
 fn number(path: &Path) -> io::Result<u64> {
     let mut text = [0; 32];
-    let count = fs::File::open(path)?.read(&mut text)?;
+    let count = File::open(path)?.read(&mut text)?;
     std::str::from_utf8(&text[..count])
         .ok()
         .and_then(|text| text.trim().parse().ok())
@@ -224,15 +253,9 @@ fn put(path: &Path, value: u64) -> io::Result<()> {
     put_text(path, &value.to_string())
 }
 
-/// Unlike `fs::write` this never tries to create a file.
 fn put_text(path: &Path, text: &str) -> io::Result<()> {
-    patiently(|| {
-        OpenOptions::new()
-            .write(true)
-            .open(path)?
-            .write_all(text.as_bytes())
-    })
-    .map_err(|e| io::Error::new(e.kind(), Annotated::new(e, path, text)))
+    patiently(|| write_existing(path, text))
+        .map_err(|e| io::Error::new(e.kind(), Annotated::new(e, path, text)))
 }
 
 /// Tries again for a while on `EBUSY`: the files share one lock, which is not
