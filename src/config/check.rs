@@ -17,7 +17,7 @@ use super::value::{parse_mapping, parse_node, parse_nodes, print_bytes};
 use super::{Config, DaemonConfig, LogLevel, MigrationConfig};
 use crate::ports::{MappingFilter, SamplerKind, Selector, TargetSpec};
 use crate::tiering::observation::TargetKind;
-use crate::tiering::settings::{HmKeeperSettings, PolicySettings, ProfilingSettings};
+use crate::tiering::settings::{HmKeeperSettings, PolicySettings, ProfilingSettings, SplitRule};
 use crate::tiering::tier::Tier;
 use crate::units::{Bandwidth, Bytes, Nanos, NodeId, PAGE_BYTES, Pid};
 
@@ -142,6 +142,9 @@ fn profiling(
                 1.0,
             )
             .unwrap_or(default.split_threshold),
+        split: check
+            .one_of(raw.split.as_ref(), "profiling.split", &SplitRule::CHOICES)
+            .unwrap_or(default.split),
     };
     if settings.minimum_region > settings.initial_region
         && let Some(entry) = raw.minimum_region.as_ref().or(raw.initial_region.as_ref())

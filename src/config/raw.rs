@@ -63,6 +63,7 @@ pub struct RawProfiling {
     pub minimum_region: Option<Entry>,
     pub merge_threshold: Option<Entry>,
     pub split_threshold: Option<Entry>,
+    pub split: Option<Entry>,
 }
 
 /// `[policy]`

@@ -22,7 +22,7 @@ use super::region::{Adapted, RegionMap, Thresholds};
 use super::report::{EpochReport, PauseReason};
 use super::rng::Rng;
 use super::sampling::{self, ScanCost};
-use super::settings::EngineSettings;
+use super::settings::{EngineSettings, SplitRule};
 use super::tier::{TierTable, TierView};
 use crate::units::{Bytes, Nanos, NodeId, Pid, VirtAddr};
 
@@ -250,6 +250,8 @@ impl Engine {
             merge: (profiling.merge_threshold as f32 + tracked.raised) * scans,
             split: profiling.split_threshold as f32 * scans,
             minimum: profiling.minimum_region,
+            reach: Bytes(profiling.initial_region.0 / 2),
+            rule: profiling.split,
             ema: self.policy.ema(),
         };
         let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
@@ -270,7 +272,12 @@ impl Engine {
         } else {
             (tracked.raised - MERGE_STEP).max(0.0)
         };
-        sampling::deal(&mut tracked.map, quota, self.epoch);
+        match profiling.split {
+            SplitRule::Edges => {
+                sampling::deal_to_edges(&mut tracked.map, quota, self.epoch, thresholds);
+            }
+            SplitRule::Halves => sampling::deal(&mut tracked.map, quota, self.epoch),
+        }
 
         let told = Told {
             cpu,

@@ -11,6 +11,8 @@
 //! [`deal`] gives what merges freed to the five regions whose count changed
 //! most (§1.2), at most one sample per [`DENSEST`] pages each, and spreads the
 //! rest by length, so that a jump into a large cold region is seen too.
+//! [`deal_to_edges`] gives up to half of what is to spare to the gaps in which
+//! the edges between hot and cold lie.
 //! [`draw`] divides a region into as many equal strata as it has samples and
 //! takes a random page of each, anew in every epoch: a fixed sample can
 //! neither split a region nor notice that the hot set moved. Only one page in
@@ -22,7 +24,7 @@
 //! samples are distinct, sorted and inside their region.
 
 use super::observation::{EpochCost, Sample, TargetId};
-use super::region::{Region, RegionMap};
+use super::region::{Region, RegionMap, Thresholds};
 use super::rng::Rng;
 use crate::units::{Nanos, PAGE_BYTES, Pid, VirtAddr};
 
@@ -128,10 +130,7 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
         return;
     }
     if count >= total {
-        let start = turn.wrapping_mul(total) % count;
-        for (i, region) in (0_u64..).zip(regions.iter_mut()) {
-            region.quota = u32::from((i + count - start) % count < total);
-        }
+        take_turns(regions, total, turn);
         return;
     }
     // Everybody keeps its share, as far as it can use it and the total allows.
@@ -170,8 +169,68 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
         region.quota = saturate(u64::from(region.quota) + more);
         free -= more;
     }
+    spread(regions, free);
+}
 
-    // The rest by length. What a full region cannot take is left for others
+/// Deals `total` samples out to the regions where the hotness of neighbours
+/// differs: one to each, then one to each side of an edge that is not yet known
+/// to the byte, as long as these take no more than half of what is left, then
+/// the rest by length.
+pub(super) fn deal_to_edges(map: &mut RegionMap, total: u64, turn: u64, thresholds: Thresholds) {
+    let regions = map.regions_mut();
+    let count = regions.len() as u64;
+    for region in regions.iter_mut() {
+        region.aims = [false; 2];
+    }
+    if count == 0 || count >= total {
+        take_turns(regions, total, turn);
+        return;
+    }
+    for region in regions.iter_mut() {
+        region.quota = 1;
+    }
+    let mut edges: Vec<(usize, usize)> = Vec::new();
+    for i in 1..regions.len() {
+        let (low, high) = (&regions[i - 1], &regions[i]);
+        let touch = low.range().end() == high.range().start();
+        if !touch || (low.latest() - high.latest()).abs() < thresholds.merge {
+            continue;
+        }
+        for (region, side) in [(i - 1, 1), (i, 0)] {
+            let r = &regions[region];
+            let unit = thresholds.minimum.0.max(r.folio_bytes());
+            if r.gaps()[side].is_some_and(|gap| gap.bytes().0 >= unit) {
+                edges.push((region, side));
+            }
+        }
+    }
+    let free = total - count;
+    let all = edges.len() as u64;
+    let share = all.min(free / 2);
+    for (k, (region, side)) in (0..).zip(edges) {
+        if turn.wrapping_mul(share).wrapping_add(k) % all < share {
+            regions[region].aims[side] = true;
+            regions[region].quota += 1;
+        }
+    }
+    spread(regions, free - share);
+}
+
+/// With more regions than samples everybody has one now and then.
+fn take_turns(regions: &mut [Region], total: u64, turn: u64) {
+    let count = regions.len() as u64;
+    if count == 0 {
+        return;
+    }
+    let start = turn.wrapping_mul(total) % count;
+    for (i, region) in (0_u64..).zip(regions.iter_mut()) {
+        region.quota = u32::from((i + count - start) % count < total);
+    }
+}
+
+/// Adds `free` samples by length.
+fn spread(regions: &mut [Region], mut free: u64) {
+    // What a full region cannot take is left for others
     // in the next round; a few rounds suffice.
     for _ in 0..3 {
         let open: u64 = regions
@@ -227,7 +286,22 @@ pub(super) fn draw(
             first
         };
         let places = (last - origin) / grid + 1;
-        let quota = u64::from(region.quota()).min(places);
+        let mine = out.len();
+        let aimed = region.gaps().into_iter().zip(region.aims);
+        for gap in aimed.filter_map(|(gap, aimed)| gap.filter(|_| aimed)) {
+            // Somewhere in its middle half.
+            let pages = gap.pages();
+            let page = gap.start().page_index() + pages / 4 + rng.below(pages / 2 + 1);
+            let page = if is_coarse {
+                representative(page / DENSEST)
+            } else {
+                page
+            };
+            let addr = VirtAddr(page.clamp(first, last) * PAGE_BYTES);
+            out.push(Sample { target, pid, addr });
+        }
+        let quota = u64::from(region.quota()) - (out.len() - mine) as u64;
+        let quota = quota.min(places);
         for stratum in 0..quota {
             let low = stratum * places / quota;
             let high = (stratum + 1) * places / quota;
@@ -242,7 +316,21 @@ pub(super) fn draw(
             let addr = VirtAddr(page.clamp(first, last) * PAGE_BYTES);
             out.push(Sample { target, pid, addr });
         }
+        out[mine..].sort_unstable_by_key(|sample| sample.addr);
+        dedup_from(out, mine);
     }
+}
+
+/// Removes repeated samples from `begin` on.
+fn dedup_from(out: &mut Vec<Sample>, begin: usize) {
+    let mut kept = begin;
+    for i in begin..out.len() {
+        if i == begin || out[i].addr != out[kept - 1].addr {
+            out[kept] = out[i];
+            kept += 1;
+        }
+    }
+    out.truncate(kept);
 }
 
 /// The page that is watched for a group of [`DENSEST`] of them, always the same
@@ -256,7 +344,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tiering::observation::Tally;
     use crate::tiering::rng::Rng;
+    use crate::tiering::settings::SplitRule;
     use crate::units::{Bytes, PageRange};
 
     fn map(lengths: &[u64]) -> RegionMap {
@@ -272,6 +362,23 @@ mod tests {
         let mut map = RegionMap::default();
         map.sync(&ranges, Bytes(1 << 40));
         map
+    }
+
+    const THRESHOLDS: Thresholds = Thresholds {
+        merge: 1.0,
+        split: 2.0,
+        minimum: Bytes(64 << 10),
+        reach: Bytes(1 << 20),
+        rule: SplitRule::Edges,
+        ema: 0.5,
+    };
+
+    fn tally(accessed: bool) -> Tally {
+        Tally {
+            accessed: if accessed { 3 } else { 0 },
+            known: 3,
+            ..Tally::default()
+        }
     }
 
     fn total(map: &RegionMap) -> u64 {
@@ -336,6 +443,31 @@ mod tests {
     }
 
     #[test]
+    fn edges_are_looked_for_from_both_sides() {
+        let mut map = map(&[4096]);
+        let page = |page: u64| Sample {
+            target: TargetId(0),
+            pid: Pid(1),
+            addr: VirtAddr(page * PAGE_BYTES),
+        };
+        let seen = [(page(1000), tally(true)), (page(2000), tally(false))];
+        map.adapt(&seen, 3, THRESHOLDS);
+        assert_eq!(map.regions().len(), 2, "{:?}", map.regions());
+        deal_to_edges(&mut map, 12, 0, THRESHOLDS);
+        assert_eq!(total(&map), 12);
+        let mut out = Vec::new();
+        draw(&map, TargetId(0), Pid(1), &mut Rng::new(1), &mut out);
+        let between = |low, high| {
+            out.iter()
+                .filter(|s| (low..high).contains(&s.addr.page_index()))
+                .count()
+        };
+        // The edge is between 1001 and 2000, cut in the middle.
+        assert!(between(1100, 1500) >= 1, "{out:?}");
+        assert!(between(1500, 1900) >= 1, "{out:?}");
+    }
+
+    #[test]
     fn with_more_regions_than_samples_they_take_turns() {
         let mut map = map(&[4; 10]);
         let mut watched = [0; 10];
@@ -389,18 +521,29 @@ mod tests {
         fn quotas_never_exceed_the_total(
             lengths in prop::collection::vec(1_u64..5000, 1..60),
             totals in prop::collection::vec(1_u64..3000, 1..5),
+            to_edges: bool,
             seed: u64,
         ) {
             let mut map = map(&lengths);
             let mut rng = Rng::new(seed);
             for (turn, total) in (0..).zip(totals) {
-                deal(&mut map, total, turn);
+                if to_edges {
+                    deal_to_edges(&mut map, total, turn, THRESHOLDS);
+                } else {
+                    deal(&mut map, total, turn);
+                }
                 let sum: u64 = map.regions().iter().map(|r| u64::from(r.quota())).sum();
                 prop_assert!(sum <= total);
                 let mut out = Vec::new();
                 draw(&map, TargetId(0), Pid(1), &mut rng, &mut out);
                 prop_assert!(out.len() as u64 <= total);
                 prop_assert!(out.windows(2).all(|w| w[0].addr < w[1].addr));
+                // Heat in blocks, for edges to be there.
+                let counted: Vec<_> = out
+                    .iter()
+                    .map(|s| (*s, tally(s.addr.page_index() / 300 % 2 == 0)))
+                    .collect();
+                map.adapt(&counted, 3, THRESHOLDS);
                 for s in &out {
                     prop_assert!(map.regions().iter().any(|r| r.range().contains(s.addr)));
                 }

@@ -3,6 +3,23 @@
 
 use crate::units::{Bytes, HUGE_PAGE_BYTES, Nanos};
 
+/// Where a region is split whose samples contradict each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SplitRule {
+    /// At the edge that its samples, and what is remembered of it, suggest;
+    /// further samples go to where the edge may be. Ours.
+    #[default]
+    Edges,
+    /// In half, and samples go to what changed most (HM-Keeper §1.2).
+    Halves,
+}
+
+impl SplitRule {
+    /// The names in the configuration.
+    pub const CHOICES: [(&'static str, Self); 2] =
+        [("edges", Self::Edges), ("halves", Self::Halves)];
+}
+
 /// How memory is watched.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProfilingSettings {
@@ -24,6 +41,8 @@ pub struct ProfilingSettings {
     /// A region splits when the counts of its samples differ by more than this
     /// share of the scans (HM-Keeper's τ2 = 2n/3).
     pub split_threshold: f64,
+    /// Where it splits.
+    pub split: SplitRule,
 }
 
 impl Default for ProfilingSettings {
@@ -36,6 +55,7 @@ impl Default for ProfilingSettings {
             minimum_region: Bytes(64 << 10),
             merge_threshold: 1.0 / 3.0,
             split_threshold: 2.0 / 3.0,
+            split: SplitRule::default(),
         }
     }
 }

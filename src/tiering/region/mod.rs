@@ -13,86 +13,61 @@
 //! new, [`adapt`](RegionMap::adapt) folds in an epoch's counts, splits and
 //! merges.
 //!
-//! Where the paper is silent we chose: a split bisects again at once while the
-//! samples of a half still contradict each other, since every sample knows its
-//! address; a child's hotness continues the parent's average with the child's
-//! own count; a region merges at most once per epoch; and one whose samples
-//! contradict each other never merges.
+//! Where to split there are two rules. [`SplitRule::Halves`] is HM-Keeper's;
+//! where it is silent we chose: a split bisects again at once while the samples
+//! of a half still contradict each other, since every sample knows its address.
+//! [`SplitRule::Edges`] is ours (the module `edges`). With both a child's
+//! hotness continues the parent's average with the child's own count; a region
+//! merges at most once per epoch; and one whose samples contradict each other
+//! never merges.
+//!
+//! [`SplitRule::Halves`]: crate::tiering::settings::SplitRule::Halves
+//! [`SplitRule::Edges`]: crate::tiering::settings::SplitRule::Edges
 //!
 //! **Properties** (proptest below): regions are sorted and disjoint; they
 //! cover exactly the eligible ranges; splits and merges conserve bytes, pages
-//! and quota (a merge halves the quota, never below one).
+//! and, by halves, quota (a merge halves the quota, never below one).
 
-use super::observation::{Sample, Tally};
+mod adapt;
+mod edges;
+mod pages;
+
+pub use adapt::{Adapted, Thresholds};
+pub use pages::Pages;
+
 use super::plan::Direction;
 use crate::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 
-/// Pages of one region per node, ascending by node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pages(Vec<(NodeId, u64)>);
+/// Between which pages, by number, a region is known to be as it is; both were
+/// samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) first: u64,
+    pub(super) last: u64,
+}
 
-impl Pages {
-    /// From counts in any order; a node may occur more than once.
-    pub fn from_counts(counts: &[(NodeId, u64)]) -> Self {
-        let mut pages = Self::default();
-        for &(node, count) in counts {
-            pages.add(node, count);
-        }
-        pages
+impl Known {
+    pub(super) const NOTHING: Self = Self {
+        first: u64::MAX,
+        last: 0,
+    };
+
+    pub(super) fn is_empty(self) -> bool {
+        self.first > self.last
     }
 
-    /// On one node.
-    pub fn on(&self, node: NodeId) -> u64 {
-        self.0
-            .iter()
-            .find(|(n, _)| *n == node)
-            .map_or(0, |&(_, count)| count)
-    }
-
-    /// On all nodes: the pages that are present.
-    pub fn total(&self) -> u64 {
-        self.0.iter().map(|&(_, count)| count).sum()
-    }
-
-    /// Each node that has any, ascending.
-    pub fn iter(&self) -> impl Iterator<Item = (NodeId, u64)> + '_ {
-        self.0.iter().copied()
-    }
-
-    /// `count` more on `node`.
-    pub fn add(&mut self, node: NodeId, count: u64) {
-        if count == 0 {
-            return;
-        }
-        match self.0.binary_search_by_key(&node, |&(n, _)| n) {
-            Ok(at) => self.0[at].1 += count,
-            Err(at) => self.0.insert(at, (node, count)),
+    fn join(self, other: Self) -> Self {
+        Self {
+            first: self.first.min(other.first),
+            last: self.last.max(other.last),
         }
     }
 
-    /// `count` pages go from one node to another, as far as there are any.
-    pub fn shift(&mut self, from: NodeId, to: NodeId, count: u64) {
-        if let Ok(at) = self.0.binary_search_by_key(&from, |&(n, _)| n) {
-            let count = count.min(self.0[at].1);
-            self.0[at].1 -= count;
-            if self.0[at].1 == 0 {
-                self.0.remove(at);
-            }
-            self.add(to, count);
+    fn within(self, range: PageRange) -> Self {
+        Self {
+            first: self.first.max(range.start().page_index()),
+            last: self.last.min(range.end().page_index() - 1),
         }
-    }
-
-    /// The share `part/whole` of it, and the rest. Rounded per node; nothing
-    /// is lost.
-    fn divide(&self, part: u64, whole: u64) -> (Self, Self) {
-        let (mut first, mut second) = (Self::default(), Self::default());
-        for &(node, count) in &self.0 {
-            let share = u128::from(count) * u128::from(part) / u128::from(whole.max(1));
-            let share = u64::try_from(share).unwrap_or(count).min(count);
-            first.add(node, share);
-            second.add(node, count - share);
-        }
-        (first, second)
     }
 }
 
@@ -121,6 +96,7 @@ pub struct Region {
     watched: bool,
     /// Whether any epoch could tell.
     seen: bool,
+    known: Known,
     /// Greatest minus smallest count among its samples in the last epoch.
     contrast: f32,
     /// Largest folio seen among its samples, as log2 of pages.
@@ -129,6 +105,8 @@ pub struct Region {
     /// Epoch of the last complete count of its pages; 0: only derived.
     counted: u64,
     counting: Option<Box<Counting>>,
+    /// At which of its ends the next samples look for the edge.
+    pub(super) aims: [bool; 2],
     /// When and where to it was last moved.
     moved: Option<(u64, Direction)>,
     /// Until this epoch it is left alone: nothing of it could be moved.
@@ -146,11 +124,13 @@ impl Region {
             before: 0.0,
             watched: false,
             seen: false,
+            known: Known::NOTHING,
             contrast: 0.0,
             order: 0,
             pages: Pages::default(),
             counted: 0,
             counting: None,
+            aims: [false; 2],
             moved: None,
             stuck_until: 0,
         }
@@ -200,6 +180,20 @@ impl Region {
     /// Bytes that are present, as far as known.
     pub fn resident(&self) -> Bytes {
         Bytes::from_pages(self.pages.total())
+    }
+
+    /// Pages at its lower and its upper end between the end and the nearest page
+    /// that is known to be as the region is; none where nothing is known.
+    pub(super) fn gaps(&self) -> [Option<PageRange>; 2] {
+        if self.known.is_empty() {
+            return [None; 2];
+        }
+        let (start, end) = (self.range.start(), self.range.end());
+        let addr = |page: u64| VirtAddr(page * PAGE_BYTES);
+        [
+            PageRange::new(start, addr(self.known.first)),
+            PageRange::new(addr(self.known.last + 1), end),
+        ]
     }
 
     /// Samples that it gets in the next epoch.
@@ -276,6 +270,7 @@ impl Region {
         Self {
             range,
             pages,
+            known: self.known.within(range),
             counted: 0,
             counting: None,
             ..self.clone()
@@ -314,6 +309,7 @@ impl Region {
         self.hotness = mean(self.hotness, next.hotness);
         self.before = mean(self.before, next.before);
         self.seen |= next.seen;
+        self.known = self.known.join(next.known);
         self.contrast = self.contrast.max(next.contrast);
         self.order = self.order.max(next.order);
         // HM-Keeper §1.2: the combined quota is halved.
@@ -328,28 +324,6 @@ impl Region {
         self.stuck_until = self.stuck_until.min(next.stuck_until);
         self.range = range;
     }
-}
-
-/// Thresholds of one adaptation, in scans.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Thresholds {
-    /// τ1: merge below.
-    pub merge: f32,
-    /// τ2: split above.
-    pub split: f32,
-    /// No region is split below so many bytes, a power of two.
-    pub minimum: Bytes,
-    /// Weight of the newest count in the average.
-    pub ema: f32,
-}
-
-/// What one adaptation did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Adapted {
-    /// Regions added by splitting.
-    pub splits: u64,
-    /// Regions taken away by merging.
-    pub merges: u64,
 }
 
 /// One target's regions, sorted and disjoint.
@@ -445,150 +419,6 @@ impl RegionMap {
             region.count(range, pages, epoch);
         }
     }
-
-    /// Splits and merges by one epoch's `samples` of this target, sorted by
-    /// address, with their tallies over `scans` scans.
-    pub fn adapt(
-        &mut self,
-        samples: &[(Sample, Tally)],
-        scans: u8,
-        thresholds: Thresholds,
-    ) -> Adapted {
-        let mut done = Adapted::default();
-        let mut new: Vec<Region> = Vec::with_capacity(self.regions.len());
-        // Whether the last of `new` may still take in its neighbour.
-        let mut open = false;
-        let mut rest = samples;
-        for mut region in std::mem::take(&mut self.regions) {
-            let skip = rest.partition_point(|(s, _)| s.addr < region.range.start());
-            rest = &rest[skip..];
-            let take = rest.partition_point(|(s, _)| s.addr < region.range.end());
-            let (mine, after) = rest.split_at(take);
-            rest = after;
-
-            region.watched |= !mine.is_empty();
-            if let Some(stats) = Stats::of(mine, scans) {
-                region.fold(stats.mean, thresholds.ema);
-                region.contrast = stats.contrast;
-                region.order = stats.order;
-            }
-            if region.contrast > thresholds.split {
-                let before = new.len();
-                bisect(region, mine, scans, thresholds, &mut new);
-                let parts = (new.len() - before) as u64;
-                done.splits += parts - 1;
-                // Still contradicting itself: too small to split, and not
-                // alike with anything.
-                open = false;
-                continue;
-            }
-            match new.last_mut() {
-                Some(last) if open && alike(last, &region, thresholds.merge) => {
-                    last.absorb(&region);
-                    done.merges += 1;
-                    open = false;
-                }
-                _ => {
-                    new.push(region);
-                    open = true;
-                }
-            }
-        }
-        self.regions = new;
-        done
-    }
-}
-
-/// Whether two neighbours may become one: they touch, both were watched, and
-/// neither the last epoch nor the average tells them apart. Memory that was
-/// watched and never present is alike, too.
-fn alike(a: &Region, b: &Region, merge: f32) -> bool {
-    a.range.end() == b.range.start()
-        && a.watched
-        && b.watched
-        && a.seen == b.seen
-        && (a.latest - b.latest).abs() < merge
-        && (a.hotness - b.hotness).abs() < merge
-}
-
-/// The samples of one region, added up.
-struct Stats {
-    mean: f32,
-    contrast: f32,
-    order: u8,
-}
-
-impl Stats {
-    /// `None` when no sample of it could tell anything. A sample that could
-    /// tell in some scans only counts in proportion.
-    fn of(samples: &[(Sample, Tally)], scans: u8) -> Option<Self> {
-        let (mut sum, mut n) = (0.0_f32, 0.0_f32);
-        let (mut low, mut high) = (f32::INFINITY, 0.0_f32);
-        let mut order = 0;
-        for (_, tally) in samples.iter().filter(|(_, t)| t.known > 0) {
-            let count = f32::from(tally.accessed) * f32::from(scans) / f32::from(tally.known);
-            sum += count;
-            n += 1.0;
-            low = low.min(count);
-            high = high.max(count);
-            order = order.max(tally.order);
-        }
-        (n > 0.0).then(|| Self {
-            mean: sum / n,
-            contrast: high - low,
-            order,
-        })
-    }
-}
-
-/// Splits `region` in half, and halves again while their own samples
-/// contradict each other, down to `minimum` bytes or the folio size.
-fn bisect(
-    mut region: Region,
-    samples: &[(Sample, Tally)],
-    scans: u8,
-    thresholds: Thresholds,
-    out: &mut Vec<Region>,
-) {
-    let stats = Stats::of(samples, scans);
-    if let Some(stats) = &stats {
-        region.refold(stats.mean, thresholds.ema);
-        region.contrast = stats.contrast;
-    } else {
-        // No sample fell into this part: it keeps the parent's count, and its
-        // contrast is unknown.
-        region.contrast = 0.0;
-    }
-    let unit = thresholds.minimum.0.max(region.folio_bytes());
-    let range = region.range;
-    let middle = VirtAddr(u64::midpoint(range.start().0, range.end().0)).align_down(unit);
-    let halves = (region.contrast > thresholds.split)
-        .then(|| range.split_at(middle))
-        .flatten()
-        .filter(|(low, high)| low.bytes().0 >= unit && high.bytes().0 >= unit);
-    let Some((low, high)) = halves else {
-        out.push(region);
-        return;
-    };
-    let (pages_low, pages_high) = region.pages.divide(low.pages(), range.pages());
-    let half = |range, pages, quota| Region {
-        range,
-        pages,
-        quota,
-        counted: 0,
-        counting: None,
-        ..region.clone()
-    };
-    // "Quota divided evenly; the global total unchanged", but a region without
-    // any would never be seen again: the odd or missing one is dealt out with
-    // the next quotas.
-    let quota = region.quota;
-    let low = half(low, pages_low, quota.div_ceil(2));
-    let high = half(high, pages_high, (quota / 2).max(1));
-    let at = samples.partition_point(|(s, _)| s.addr < middle);
-    let (samples_low, samples_high) = samples.split_at(at);
-    bisect(low, samples_low, scans, thresholds, out);
-    bisect(high, samples_high, scans, thresholds, out);
 }
 
 /// New regions over `start..end`, aligned to `initial` bytes.
@@ -621,5 +451,4 @@ fn coalesce(ranges: &[PageRange]) -> impl Iterator<Item = PageRange> + '_ {
 }
 
 #[cfg(test)]
-#[path = "region_tests.rs"]
 mod tests;

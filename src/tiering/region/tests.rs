@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::tiering::observation::TargetId;
+use crate::tiering::observation::{Sample, Tally, TargetId};
+use crate::tiering::settings::SplitRule;
 use crate::units::Pid;
 
 const MIB: u64 = 1 << 20;
@@ -30,6 +31,8 @@ const THRESHOLDS: Thresholds = Thresholds {
     merge: 1.0,
     split: 2.0,
     minimum: Bytes(64 << 10),
+    reach: Bytes(1 << 20),
+    rule: SplitRule::Halves,
     ema: 0.5,
 };
 
@@ -227,14 +230,80 @@ fn covered(ranges: impl Iterator<Item = PageRange>) -> Vec<u64> {
         .collect()
 }
 
+const EDGES: Thresholds = Thresholds {
+    rule: SplitRule::Edges,
+    ..THRESHOLDS
+};
+
+#[test]
+fn an_edge_is_found_by_bisection_over_epochs() {
+    // Hot: from 5 MiB + 200 KiB on. Every epoch tells one page of each gap.
+    let edge = 5 * MIB + 200 * 1024;
+    let mut map = map(&[range(0, 8 * MIB)]);
+    let told = |addr: u64| sample(addr, if addr < edge { 0 } else { 3 });
+    map.adapt(&[told(MIB), told(7 * MIB)], 3, EDGES);
+    for _ in 0..12 {
+        let mut samples = Vec::new();
+        for region in map.regions() {
+            let body = region.range().start().0 / PAGE_BYTES + region.range().pages() / 2;
+            samples.push(body);
+            let gaps = region.gaps().into_iter().flatten();
+            samples.extend(gaps.map(|gap| gap.start().page_index() + gap.pages() / 2));
+        }
+        samples.sort_unstable();
+        samples.dedup();
+        let samples: Vec<_> = samples.iter().map(|page| told(page * PAGE_BYTES)).collect();
+        map.adapt(&samples, 3, EDGES);
+    }
+    let [cold, hot] = map.regions() else {
+        panic!("{:?}", ranges(&map));
+    };
+    assert!(cold.hotness() < 0.1 && hot.hotness() > 2.9);
+    let found = hot.range().start().0;
+    assert!(found.abs_diff(edge) <= 64 << 10, "{found:#x} for {edge:#x}");
+}
+
+#[test]
+fn a_lone_contradiction_is_believed_as_far_as_it_reaches() {
+    let mut map = map(&[range(0, 64 * MIB)]);
+    let cold: Vec<_> = (0..64).map(|i| sample(i * MIB, 0)).collect();
+    for _ in 0..8 {
+        map.adapt(&cold, 3, EDGES);
+    }
+    assert_eq!(map.regions().len(), 1);
+    map.adapt(&[sample(32 * MIB, 3)], 3, EDGES);
+    assert_eq!(
+        ranges(&map),
+        [(0, 31 * MIB), (31 * MIB, 33 * MIB), (33 * MIB, 64 * MIB)]
+    );
+    assert!((map.regions()[1].latest() - 3.0).abs() < 1e-6);
+    assert!(map.regions()[0].latest() < 1e-6);
+}
+
+#[test]
+fn what_all_samples_contradict_is_forgotten() {
+    let mut map = map(&[range(0, 2 * MIB)]);
+    map.adapt(&[sample(0, 0), sample(MIB, 0)], 3, EDGES);
+    map.adapt(&[sample(4096, 3), sample(MIB + 4096, 3)], 3, EDGES);
+    assert_eq!(ranges(&map), [(0, 2 * MIB)]);
+    assert!((map.regions()[0].latest() - 3.0).abs() < 1e-6);
+}
+
 proptest! {
     /// After any sequence of map, unmap, split and merge the regions are
     /// sorted, disjoint, and cover exactly what is eligible; no page is lost.
     #[test]
     fn regions_cover_exactly_what_is_eligible(
         steps in prop::collection::vec((eligible(), prop::collection::vec((0_u64..256, 0_u8..4), 0..40)), 1..8),
+        at_edges: bool,
     ) {
-        let thresholds = Thresholds { minimum: Bytes(PAGE_BYTES), ..THRESHOLDS };
+        let rule = if at_edges { SplitRule::Edges } else { SplitRule::Halves };
+        let thresholds = Thresholds {
+            minimum: Bytes(PAGE_BYTES),
+            reach: Bytes(8 * PAGE_BYTES),
+            rule,
+            ..THRESHOLDS
+        };
         let mut map = RegionMap::default();
         for (epoch, (ranges, counts)) in (1..).zip(steps) {
             map.sync(&ranges, Bytes(16 * PAGE_BYTES));
@@ -259,6 +328,9 @@ proptest! {
             for region in map.regions() {
                 prop_assert!((0.0..=3.0).contains(&region.hotness()));
                 prop_assert!(region.quota() >= 1);
+                for gap in region.gaps().into_iter().flatten() {
+                    prop_assert!(region.range().covers(gap));
+                }
             }
         }
     }

@@ -1,0 +1,197 @@
+//! Splits and merges regions by an epoch's counts.
+
+use super::{Pages, Region, RegionMap, edges};
+use crate::tiering::observation::{Sample, Tally};
+use crate::tiering::settings::SplitRule;
+use crate::units::{Bytes, VirtAddr};
+
+/// Thresholds of one adaptation, in scans.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Thresholds {
+    /// τ1: merge below.
+    pub merge: f32,
+    /// τ2: split above.
+    pub split: f32,
+    /// No region is split below so many bytes, a power of two.
+    pub minimum: Bytes,
+    /// How far around a lone sample what it tells is believed.
+    pub reach: Bytes,
+    /// Where to split.
+    pub rule: SplitRule,
+    /// Weight of the newest count in the average.
+    pub ema: f32,
+}
+
+/// What one adaptation did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Adapted {
+    /// Regions added by splitting.
+    pub splits: u64,
+    /// Regions taken away by merging.
+    pub merges: u64,
+}
+
+impl RegionMap {
+    /// Splits and merges by one epoch's `samples` of this target, sorted by
+    /// address, with their tallies over `scans` scans.
+    pub fn adapt(
+        &mut self,
+        samples: &[(Sample, Tally)],
+        scans: u8,
+        thresholds: Thresholds,
+    ) -> Adapted {
+        let mut done = Adapted::default();
+        let mut new: Vec<Region> = Vec::with_capacity(self.regions.len());
+        // Whether the last of `new` may still take in its neighbour.
+        let mut open = false;
+        let mut rest = samples;
+        let mut parts: Vec<Region> = Vec::new();
+        for mut region in std::mem::take(&mut self.regions) {
+            let skip = rest.partition_point(|(s, _)| s.addr < region.range.start());
+            rest = &rest[skip..];
+            let take = rest.partition_point(|(s, _)| s.addr < region.range.end());
+            let (mine, after) = rest.split_at(take);
+            rest = after;
+
+            region.watched |= !mine.is_empty();
+            parts.clear();
+            match thresholds.rule {
+                SplitRule::Edges => edges::cut(region, mine, scans, thresholds, &mut parts),
+                SplitRule::Halves => halve(region, mine, scans, thresholds, &mut parts),
+            }
+            done.splits += parts.len() as u64 - 1;
+            // An edge that moved makes its neighbour grow at once.
+            let grows = parts.len() == 1 || thresholds.rule == SplitRule::Edges;
+            for part in parts.drain(..) {
+                // What contradicts itself is alike with nothing.
+                let settled = grows && part.contrast <= thresholds.split;
+                match new.last_mut() {
+                    Some(last) if open && settled && alike(last, &part, thresholds.merge) => {
+                        last.absorb(&part);
+                        done.merges += 1;
+                        open = false;
+                    }
+                    _ => {
+                        new.push(part);
+                        open = settled;
+                    }
+                }
+            }
+        }
+        self.regions = new;
+        done
+    }
+}
+
+/// Whether two neighbours may become one: they touch, both were watched, and
+/// neither the last epoch nor the average tells them apart. Memory that was
+/// watched and never present is alike, too.
+fn alike(a: &Region, b: &Region, merge: f32) -> bool {
+    a.range.end() == b.range.start()
+        && a.watched
+        && b.watched
+        && a.seen == b.seen
+        && (a.latest - b.latest).abs() < merge
+        && (a.hotness - b.hotness).abs() < merge
+}
+
+/// The samples of one region, added up.
+struct Stats {
+    mean: f32,
+    contrast: f32,
+    order: u8,
+}
+
+impl Stats {
+    /// `None` when no sample of it could tell anything. A sample that could
+    /// tell in some scans only counts in proportion.
+    fn of(samples: &[(Sample, Tally)], scans: u8) -> Option<Self> {
+        let (mut sum, mut n) = (0.0_f32, 0.0_f32);
+        let (mut low, mut high) = (f32::INFINITY, 0.0_f32);
+        let mut order = 0;
+        for (_, tally) in samples.iter().filter(|(_, t)| t.known > 0) {
+            let count = f32::from(tally.accessed) * f32::from(scans) / f32::from(tally.known);
+            sum += count;
+            n += 1.0;
+            low = low.min(count);
+            high = high.max(count);
+            order = order.max(tally.order);
+        }
+        (n > 0.0).then(|| Self {
+            mean: sum / n,
+            contrast: high - low,
+            order,
+        })
+    }
+}
+
+/// Folds in the counts of `region`, and splits it in half if its samples
+/// contradict each other.
+fn halve(
+    mut region: Region,
+    samples: &[(Sample, Tally)],
+    scans: u8,
+    thresholds: Thresholds,
+    out: &mut Vec<Region>,
+) {
+    if let Some(stats) = Stats::of(samples, scans) {
+        region.fold(stats.mean, thresholds.ema);
+        region.contrast = stats.contrast;
+        region.order = stats.order;
+    }
+    if region.contrast > thresholds.split {
+        bisect(region, samples, scans, thresholds, out);
+    } else {
+        out.push(region);
+    }
+}
+
+/// Splits `region` in half, and halves again while their own samples
+/// contradict each other, down to `minimum` bytes or the folio size.
+fn bisect(
+    mut region: Region,
+    samples: &[(Sample, Tally)],
+    scans: u8,
+    thresholds: Thresholds,
+    out: &mut Vec<Region>,
+) {
+    let stats = Stats::of(samples, scans);
+    if let Some(stats) = &stats {
+        region.refold(stats.mean, thresholds.ema);
+        region.contrast = stats.contrast;
+    } else {
+        // No sample fell into this part: it keeps the parent's count, and its
+        // contrast is unknown.
+        region.contrast = 0.0;
+    }
+    let unit = thresholds.minimum.0.max(region.folio_bytes());
+    let range = region.range;
+    let middle = VirtAddr(u64::midpoint(range.start().0, range.end().0)).align_down(unit);
+    let halves = (region.contrast > thresholds.split)
+        .then(|| range.split_at(middle))
+        .flatten()
+        .filter(|(low, high)| low.bytes().0 >= unit && high.bytes().0 >= unit);
+    let Some((low, high)) = halves else {
+        out.push(region);
+        return;
+    };
+    let (pages_low, pages_high) = region.pages.divide(low.pages(), range.pages());
+    let half = |range, pages: Pages, quota| Region {
+        range,
+        pages,
+        quota,
+        counted: 0,
+        counting: None,
+        ..region.clone()
+    };
+    // "Quota divided evenly; the global total unchanged", but a region without
+    // any would never be seen again: the odd or missing one is dealt out with
+    // the next quotas.
+    let quota = region.quota;
+    let low = half(low, pages_low, quota.div_ceil(2));
+    let high = half(high, pages_high, (quota / 2).max(1));
+    let at = samples.partition_point(|(s, _)| s.addr < middle);
+    let (samples_low, samples_high) = samples.split_at(at);
+    bisect(low, samples_low, scans, thresholds, out);
+    bisect(high, samples_high, scans, thresholds, out);
+}

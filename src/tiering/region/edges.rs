@@ -1,0 +1,312 @@
+//! Cuts a region where its samples say that it changes.
+//!
+//! **Unit.** Points are pages of 4 KiB by number, with accessed of known scans.
+//!
+//! **Problem.** Halving, as HM-Keeper §1.2 does, meets an edge only by chance,
+//! and forgets with each epoch where memory was seen hot or cold: a hot chunk
+//! of a large cold region has to be met by several samples of one epoch.
+//!
+//! **Approach.** A region remembers between which pages it is known to be as it
+//! is ([`Known`]). These two join the epoch's samples, and all together are cut
+//! into the segments of greatest likelihood, counts being binomial, each cut
+//! paid for by a penalty (optimal partitioning, Jackson et al. 2005; Bayesian
+//! information criterion). A cut lies in the middle between the samples that
+//! it tells apart, which is where [`sampling`](crate::tiering::sampling) has the
+//! next one drawn: an edge is found by bisection over epochs, at one sample each.
+//!
+//! What contradicts a region's past by a sample of its own is believed for
+//! `reach` around it and no further.
+//!
+//! **Properties** (proptest in the parent): pieces cover the region; what is
+//! known of a piece lies in it.
+
+use super::adapt::Thresholds;
+use super::{Known, Region};
+use crate::tiering::observation::{Sample, Tally};
+use crate::units::{PAGE_BYTES, PageRange, VirtAddr};
+
+/// Most runs of equal samples that are cut by likelihood; of more, which only
+/// noise brings about, no cut is sought.
+const MOST_RUNS: usize = 512;
+/// Price of a cut, besides the logarithm of the number of points: a lone
+/// sample of 3 of 3 beside one of 0 of 3 gains 4.16 and is to pay.
+const CUT_PENALTY: f64 = 2.0;
+
+/// A remembered end of a region stands for what lies between the two, and so
+/// for more than one sample: a lone one between both is to be cut out.
+const REMEMBERED: f64 = 2.0;
+
+/// What is known of one page.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    page: u64,
+    accessed: f64,
+    known: f64,
+    /// Of this epoch; otherwise remembered.
+    fresh: bool,
+}
+
+impl Point {
+    /// In scans of an epoch.
+    fn count(self, scans: f64) -> f64 {
+        self.accessed * scans / self.known
+    }
+}
+
+/// Appends the pieces of `region`, updated by this epoch's `samples` of it.
+pub(super) fn cut(
+    mut region: Region,
+    samples: &[(Sample, Tally)],
+    scans: u8,
+    thresholds: Thresholds,
+    out: &mut Vec<Region>,
+) {
+    let scans = f64::from(scans);
+    let told = samples.iter().filter(|(_, tally)| tally.known > 0);
+    let mut points: Vec<Point> = told
+        .clone()
+        .map(|(sample, tally)| Point {
+            page: sample.addr.page_index(),
+            accessed: tally.accessed.into(),
+            known: tally.known.into(),
+            fresh: true,
+        })
+        .collect();
+    if let Some(order) = told.map(|(_, tally)| tally.order).max() {
+        region.order = order;
+    } else {
+        out.push(region);
+        return;
+    }
+    let reach = thresholds.reach.pages();
+    remember(&region, &mut points, scans, thresholds.split.into(), reach);
+    let starts = segments(&points);
+    let unit = (thresholds.minimum.0.max(region.folio_bytes()) / PAGE_BYTES).max(1);
+
+    let whole = region.range;
+    let end = whole.end().page_index();
+    let mut begin = whole.start().page_index();
+    let mut first = 0;
+    for (i, &start) in starts.iter().enumerate() {
+        let next = starts.get(i + 1).copied().unwrap_or(points.len());
+        let edge = if next == points.len() {
+            end
+        } else {
+            let after = starts.get(i + 2).copied().unwrap_or(points.len());
+            let sides = (&points[start..next], &points[next..after]);
+            match edge(
+                sides,
+                &region,
+                (scans, thresholds.split.into()),
+                (reach, unit),
+            ) {
+                Some(edge) => edge,
+                // Nearer than the unit: one region that contradicts itself.
+                None => continue,
+            }
+        };
+        let mine = &points[first..next];
+        out.push(piece(&region, (begin, edge), mine, scans, thresholds.ema));
+        (begin, first) = (edge, next);
+    }
+}
+
+/// Adds what is remembered to this epoch's points, as far as these leave it
+/// believable.
+fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, reach: u64) {
+    if region.known.is_empty() {
+        return;
+    }
+    let past = f64::from(region.latest);
+    let contradicts = |p: &Point| (p.count(scans) - past).abs() > split;
+    // More than one sample, and not one that agrees: it is all different now.
+    if points.len() > 1 && points.iter().all(contradicts) {
+        return;
+    }
+    let Known { first, last } = region.known;
+    let inside = |p: &&Point| contradicts(p) && (first..=last).contains(&p.page);
+    let doubts: Vec<u64> = points.iter().filter(inside).map(|p| p.page).collect();
+    for page in [first, last] {
+        let doubted = doubts.iter().any(|d| d.abs_diff(page) <= reach);
+        let at = points.partition_point(|p| p.page < page);
+        if !doubted && points.get(at).is_none_or(|p| p.page != page) {
+            let point = Point {
+                page,
+                accessed: past * REMEMBERED,
+                known: scans * REMEMBERED,
+                fresh: false,
+            };
+            points.insert(at, point);
+        }
+    }
+}
+
+/// Where the next of two neighbouring segments begins, as a page number; `None`
+/// when no multiple of `unit` lies between them.
+fn edge(
+    (low, high): (&[Point], &[Point]),
+    region: &Region,
+    (scans, split): (f64, f64),
+    (reach, unit): (u64, u64),
+) -> Option<u64> {
+    let (last, first) = (low.last()?.page, high.first()?.page);
+    let is_odd = |points: &[Point]| {
+        let (accessed, known) = sums(points);
+        region.seen && (accessed * scans / known - f64::from(region.latest)).abs() > split
+    };
+    let middle = u64::midpoint(last + 1, first);
+    let edge = match (is_odd(low), is_odd(high)) {
+        (true, false) => middle.min(last.saturating_add(reach)),
+        (false, true) => middle.max(first.saturating_sub(reach)),
+        _ => middle,
+    };
+    let down = edge / unit * unit;
+    if down > last {
+        return Some(down);
+    }
+    let up = (last / unit + 1) * unit;
+    (up <= first).then_some(up)
+}
+
+/// The part of a region from page `begin` to `end`, with the points in it.
+fn piece(
+    region: &Region,
+    (begin, end): (u64, u64),
+    points: &[Point],
+    scans: f64,
+    ema: f32,
+) -> Region {
+    let range = PageRange::new(VirtAddr(begin * PAGE_BYTES), VirtAddr(end * PAGE_BYTES));
+    let mut piece = region.part(range.unwrap_or(region.range));
+    if points.iter().any(|p| p.fresh) {
+        let fresh: Vec<Point> = points.iter().copied().filter(|p| p.fresh).collect();
+        let (accessed, known) = sums(&fresh);
+        #[allow(clippy::cast_possible_truncation)]
+        piece.fold((accessed * scans / known) as f32, ema);
+    }
+    let counts = points.iter().map(|p| p.count(scans));
+    let (low, high) = counts.fold((f64::INFINITY, 0.0_f64), |(low, high), count| {
+        (low.min(count), high.max(count))
+    });
+    #[allow(clippy::cast_possible_truncation)]
+    {
+        piece.contrast = (high - low).max(0.0) as f32;
+    }
+    piece.known = match (points.first(), points.last()) {
+        (Some(first), Some(last)) => Known {
+            first: first.page,
+            last: last.page,
+        },
+        _ => Known::NOTHING,
+    };
+    piece
+}
+
+fn sums(points: &[Point]) -> (f64, f64) {
+    points
+        .iter()
+        .fold((0.0, 0.0), |(a, k), p| (a + p.accessed, k + p.known))
+}
+
+/// Indices at which the segments of greatest penalised likelihood begin; the
+/// first is 0.
+fn segments(points: &[Point]) -> Vec<usize> {
+    // A best cut never lies between equal points: runs of them are taken as one.
+    let same = |a: &Point, b: &Point| (a.accessed / a.known - b.accessed / b.known).abs() < 1e-9;
+    let mut runs: Vec<usize> = (0..points.len())
+        .filter(|&i| i == 0 || !same(&points[i - 1], &points[i]))
+        .collect();
+    if runs.len() == 1 || runs.len() > MOST_RUNS {
+        return vec![0];
+    }
+    runs.push(points.len());
+    let mut sums: Vec<(f64, f64)> = vec![(0.0, 0.0)];
+    for run in runs.windows(2) {
+        let (a, k) = sums[sums.len() - 1];
+        let (more_a, more_k) = self::sums(&points[run[0]..run[1]]);
+        sums.push((a + more_a, k + more_k));
+    }
+    let penalty = CUT_PENALTY + (points.len() as f64).ln();
+    // best[j]: cost of the first j runs, and where the last segment begins.
+    let mut best: Vec<(f64, usize)> = vec![(-penalty, 0)];
+    let mut open: Vec<usize> = Vec::new();
+    for j in 1..runs.len() {
+        open.push(j - 1);
+        let cost = |i: usize| {
+            let (accessed, known) = (sums[j].0 - sums[i].0, sums[j].1 - sums[i].1);
+            best[i].0 + misfit(accessed, known)
+        };
+        let costs: Vec<f64> = open.iter().map(|&i| cost(i)).collect();
+        let (at, least) = costs
+            .iter()
+            .enumerate()
+            .min_by(|a, b| a.1.total_cmp(b.1))
+            .map_or((0, f64::INFINITY), |(at, &least)| (at, least));
+        best.push((least + penalty, open[at]));
+        // What is worse than a cut here never begins a best segment later on.
+        let mut costs = costs.into_iter();
+        open.retain(|_| costs.next().is_some_and(|cost| cost <= least + penalty));
+    }
+    let mut starts = Vec::new();
+    let mut j = runs.len() - 1;
+    while j > 0 {
+        j = best[j].1;
+        starts.push(runs[j]);
+    }
+    starts.reverse();
+    starts
+}
+
+/// Minus the logarithm of the likelihood of so many accesses, at its greatest.
+fn misfit(accessed: f64, known: f64) -> f64 {
+    let term = |part: f64| {
+        if part > 0.0 {
+            part * (part / known).ln()
+        } else {
+            0.0
+        }
+    };
+    -term(accessed) - term(known - accessed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points(counts: &[u8]) -> Vec<Point> {
+        let point = |(page, &count): (u64, &u8)| Point {
+            page,
+            accessed: count.into(),
+            known: 3.0,
+            fresh: true,
+        };
+        (0..).zip(counts).map(point).collect()
+    }
+
+    #[test]
+    fn a_lone_contradiction_is_cut_out() {
+        assert_eq!(segments(&points(&[0, 0])), [0]);
+        assert_eq!(segments(&points(&[3, 0])), [0, 1]);
+        assert_eq!(segments(&points(&[0, 0, 0, 3, 0, 0])), [0, 3, 4]);
+        let mut many = [0; 200];
+        many[77] = 3;
+        assert_eq!(segments(&points(&many)), [0, 77, 78]);
+    }
+
+    #[test]
+    fn what_chance_explains_is_not_cut() {
+        // Warm memory: about every second scan sees it.
+        assert_eq!(
+            segments(&points(&[1, 2, 2, 1, 0, 2, 1, 3, 1, 2, 1, 1])),
+            [0]
+        );
+        assert_eq!(segments(&points(&[2, 0])), [0]);
+        // One stray access is no edge.
+        assert_eq!(segments(&points(&[0, 0, 1, 0, 0, 0, 0, 0])), [0]);
+    }
+
+    #[test]
+    fn a_step_is_cut_once() {
+        assert_eq!(segments(&points(&[3, 3, 2, 3, 0, 0, 1, 0])), [0, 4]);
+    }
+}
