@@ -46,6 +46,9 @@ pub struct Machine {
     pages: BTreeMap<(Pid, u64), NodeId>,
     /// Makes the sampler see nothing, as a CPU without an aging TLB would.
     pub blind: bool,
+    /// Folios that all memory is made of, as log2 of their pages. A folio is
+    /// accessed as its first page is.
+    pub order: u8,
     /// Pages that the kernel will not move.
     pub pinned: Vec<(Pid, PageRange)>,
 }
@@ -66,6 +69,7 @@ impl Machine {
             used: nodes.iter().map(|&(n, _)| (n, 0)).collect(),
             pages: BTreeMap::new(),
             blind: false,
+            order: 0,
             pinned: Vec::new(),
         }
     }
@@ -172,7 +176,8 @@ impl Machine {
         self.charge(SCAN_COST);
         self.node_of(pid, addr)?;
         let process = self.processes.iter().find(|p| p.pid == pid)?;
-        let rate = (process.rate)(addr, self.now);
+        let folio = addr.align_down(PAGE_BYTES << self.order);
+        let rate = (process.rate)(folio, self.now);
         // Poisson: none in the window with probability e^(-rate x window).
         let idle = (-rate * window.as_secs_f64()).exp();
         let draw = self.rng.next_u64() as f64 / u64::MAX as f64;

@@ -109,7 +109,7 @@ impl AccessSampler for SimSampler {
                 None => Seen::Unknown,
             };
             seen.record(i, verdict);
-            seen.place(i, 0, machine.node_of(pid, addr));
+            seen.place(i, machine.order, machine.node_of(pid, addr));
         }
         seen.end_scan();
         Ok(())

@@ -9,8 +9,8 @@
 //! **Approach.** A region remembers between which pages it is known to be as it
 //! is ([`Known`]). These two join the epoch's samples, and all together are cut
 //! into the segments of greatest likelihood, counts being binomial, each cut
-//! paid for by a penalty (optimal partitioning, Jackson et al. 2005; Bayesian
-//! information criterion). A cut lies in the middle between the samples that
+//! paid for by a penalty (optimal partitioning, Jackson et al. 2005, pruned as in
+//! PELT, Killick et al. 2012). A cut lies in the middle between the samples that
 //! it tells apart, which is where [`sampling`](crate::tiering::sampling) has the
 //! next one drawn: an edge is found by bisection over epochs, at one sample each.
 //!
@@ -28,13 +28,10 @@ use crate::units::{PAGE_BYTES, PageRange, VirtAddr};
 /// Most runs of equal samples that are cut by likelihood; of more, which only
 /// noise brings about, no cut is sought.
 const MOST_RUNS: usize = 512;
-/// Price of a cut, besides the logarithm of the number of points: a lone
-/// sample of 3 of 3 beside one of 0 of 3 gains 4.16 and is to pay.
-const CUT_PENALTY: f64 = 2.0;
-
-/// A remembered end of a region stands for what lies between the two, and so
-/// for more than one sample: a lone one between both is to be cut out.
-const REMEMBERED: f64 = 2.0;
+/// Price of a cut. A sample of 3 of 3 scans beside one of 0 gains 4.16, and one
+/// between two such gains 5.73 by two cuts: both are to pay. One of 2 beside one
+/// of 0 gains 1.91, one of 1 among twenty of 0 gains 3.2 by two: chance.
+const CUT_PENALTY: f64 = 2.5;
 
 /// What is known of one page.
 #[derive(Clone, Copy, Debug)]
@@ -132,8 +129,8 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
         if !doubted && points.get(at).is_none_or(|p| p.page != page) {
             let point = Point {
                 page,
-                accessed: past * REMEMBERED,
-                known: scans * REMEMBERED,
+                accessed: past,
+                known: scans,
                 fresh: false,
             };
             points.insert(at, point);
@@ -178,6 +175,15 @@ fn piece(
 ) -> Region {
     let range = PageRange::new(VirtAddr(begin * PAGE_BYTES), VirtAddr(end * PAGE_BYTES));
     let mut piece = region.part(range.unwrap_or(region.range));
+    let Known { first, last } = region.known;
+    let was_known =
+        region.known.is_empty() || points.iter().any(|p| (first..=last).contains(&p.page));
+    if !was_known {
+        // Nothing was ever seen of it: it lay in its region by guess, and was
+        // moved with it by guess.
+        piece.seen = false;
+        piece.moved = None;
+    }
     if points.iter().any(|p| p.fresh) {
         let fresh: Vec<Point> = points.iter().copied().filter(|p| p.fresh).collect();
         let (accessed, known) = sums(&fresh);
@@ -226,9 +232,8 @@ fn segments(points: &[Point]) -> Vec<usize> {
         let (more_a, more_k) = self::sums(&points[run[0]..run[1]]);
         sums.push((a + more_a, k + more_k));
     }
-    let penalty = CUT_PENALTY + (points.len() as f64).ln();
     // best[j]: cost of the first j runs, and where the last segment begins.
-    let mut best: Vec<(f64, usize)> = vec![(-penalty, 0)];
+    let mut best: Vec<(f64, usize)> = vec![(-CUT_PENALTY, 0)];
     let mut open: Vec<usize> = Vec::new();
     for j in 1..runs.len() {
         open.push(j - 1);
@@ -242,10 +247,10 @@ fn segments(points: &[Point]) -> Vec<usize> {
             .enumerate()
             .min_by(|a, b| a.1.total_cmp(b.1))
             .map_or((0, f64::INFINITY), |(at, &least)| (at, least));
-        best.push((least + penalty, open[at]));
+        best.push((least + CUT_PENALTY, open[at]));
         // What is worse than a cut here never begins a best segment later on.
         let mut costs = costs.into_iter();
-        open.retain(|_| costs.next().is_some_and(|cost| cost <= least + penalty));
+        open.retain(|_| costs.next().is_some_and(|cost| cost <= least + CUT_PENALTY));
     }
     let mut starts = Vec::new();
     let mut j = runs.len() - 1;

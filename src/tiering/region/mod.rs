@@ -319,7 +319,10 @@ impl Region {
         for (node, count) in next.pages.iter() {
             self.pages.add(node, count);
         }
-        self.moved = self.moved.max(next.moved);
+        // A small part that was moved of late does not make the whole rest.
+        if theirs > mine {
+            self.moved = next.moved;
+        }
         // What is not stuck should not have to wait for what is.
         self.stuck_until = self.stuck_until.min(next.stuck_until);
         self.range = range;
