@@ -54,21 +54,25 @@ pub(super) fn usage(root: &Root) -> Result<Vec<NodeUsage>, PortError> {
     let nodes = text::read_list(&root.sys("devices/system/node/has_memory"))?;
     nodes
         .into_iter()
-        .map(|node| {
-            let node = NodeId(node);
-            let (total, free) = memory(root, node)?;
-            Ok(NodeUsage {
-                node,
-                total,
-                free,
-                reserve: reserve(&zones, node),
-            })
-        })
+        .map(|node| of_either(root, &zones, NodeId(node)))
         .collect()
 }
 
-/// All of a node's memory, and what of it is free.
-pub(super) fn memory(root: &Root, node: NodeId) -> Result<(Bytes, Bytes), PortError> {
+/// Memory of one node.
+pub(super) fn usage_of(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
+    let zones = text::read(&root.proc("zoneinfo")).unwrap_or_default();
+    of_either(root, &zones, node)
+}
+
+fn of_either(root: &Root, zones: &str, node: NodeId) -> Result<NodeUsage, PortError> {
+    match of_zones(zones, node) {
+        Some(usage) => Ok(usage),
+        // Hidden, as in some containers: then without a reserve.
+        None => of_meminfo(root, node),
+    }
+}
+
+fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
     let path = root.sys(format!("devices/system/node/node{node}/meminfo"));
     let meminfo = text::read(&path)?;
     let field = |key: &str| {
@@ -77,14 +81,25 @@ pub(super) fn memory(root: &Root, node: NodeId) -> Result<(Bytes, Bytes), PortEr
             detail: format!("no line {key}"),
         })
     };
-    Ok((field("MemTotal")?, field("MemFree")?))
+    Ok(NodeUsage {
+        node,
+        total: field("MemTotal")?,
+        free: field("MemFree")?,
+        reserve: Bytes::ZERO,
+    })
 }
 
-/// What of a node's free memory an ordinary page never gets without the kernel
+/// What `/proc/zoneinfo` says of a node; `None` where it has nothing.
+///
+/// Free is also what waits in the lists of each CPU, which `MemFree` leaves out:
+/// what a demotion frees goes there first, thousands of pages on a small
+/// machine, and the promotion after it is served from there.
+///
+/// In reserve is what an ordinary page never gets without the kernel
 /// reclaiming first: of each zone its high watermark, and its protection
 /// against allocations that a higher zone could serve; at most what it has.
-fn reserve(zoneinfo: &str, node: NodeId) -> Bytes {
-    let mut pages = 0;
+fn of_zones(zoneinfo: &str, node: NodeId) -> Option<NodeUsage> {
+    let (mut total, mut free, mut reserve) = (0, 0, 0);
     let mut ours = false;
     let (mut high, mut managed) = (0, 0);
     for line in zoneinfo.lines() {
@@ -97,20 +112,34 @@ fn reserve(zoneinfo: &str, node: NodeId) -> Bytes {
         } else if ours {
             // "        high     1234", never "high:" of the per-CPU lists.
             let mut words = line.split_whitespace();
-            match (words.next(), words.next().and_then(|w| w.parse().ok())) {
-                (Some("high"), Some(value)) => high = value,
-                (Some("managed"), Some(value)) => managed = value,
+            match (words.next(), words.next()) {
+                (Some("pages"), Some("free")) => free += number(words.next()),
+                (Some("count:"), value) => free += number(value),
+                (Some("high"), value) => high = number(value),
+                (Some("managed"), value) => {
+                    managed = number(value);
+                    total += managed;
+                }
                 // The last of the list is for pages that any zone may hold.
                 (Some("protection:"), _) => {
                     let last = line.trim_end_matches(')').rsplit([' ', '(']).next();
-                    let protection: u64 = last.and_then(|w| w.parse().ok()).unwrap_or(0);
-                    pages += (high + protection).min(managed);
+                    reserve += (high + number(last)).min(managed);
                 }
                 _ => {}
             }
         }
     }
-    Bytes(pages * PAGE_BYTES)
+    let bytes = |pages: u64| Bytes(pages.saturating_mul(PAGE_BYTES));
+    (total > 0).then(|| NodeUsage {
+        node,
+        total: bytes(total),
+        free: bytes(free),
+        reserve: bytes(reserve),
+    })
+}
+
+fn number(word: Option<&str>) -> u64 {
+    word.and_then(|w| w.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -131,6 +160,11 @@ Node 0, zone      DMA
         protection: (0, 2934, 7000, 7000)
   pagesets
     cpu: 0
+              count: 200
+              high:  378
+              batch: 63
+    cpu: 1
+              count: 11
               high:  378
 Node 0, zone    DMA32
         high     500
@@ -146,9 +180,12 @@ Node 10, zone   Normal
         protection: (0, 0, 0, 0)
 ";
         let pages = |n: u64| Bytes(n * 4096);
-        assert_eq!(reserve(zoneinfo, NodeId(0)), pages(3840 + 4500 + 1000));
-        assert_eq!(reserve(zoneinfo, NodeId(10)), pages(5));
-        assert_eq!(reserve(zoneinfo, NodeId(1)), Bytes::ZERO);
+        let first = of_zones(zoneinfo, NodeId(0)).unwrap();
+        assert_eq!(first.reserve, pages(3840 + 4500 + 1000));
+        assert_eq!(first.free, pages(3840 + 200 + 11));
+        assert_eq!(first.total, pages(3840 + 700_000 + 100_000));
+        assert_eq!(of_zones(zoneinfo, NodeId(10)).unwrap().reserve, pages(5));
+        assert_eq!(of_zones(zoneinfo, NodeId(1)), None);
     }
 
     #[test]
@@ -156,7 +193,7 @@ Node 10, zone   Normal
         let nodes = usage(&Root::host()).unwrap();
         assert!(!nodes.is_empty());
         for usage in nodes {
-            assert!(usage.free < usage.total, "{usage:?}");
+            assert!(usage.free <= usage.total, "{usage:?}");
             assert!(usage.reserve < usage.total, "{usage:?}");
         }
     }

@@ -201,8 +201,8 @@ impl SysMover {
             return Bytes(u64::MAX);
         };
         if room.left < bytes || room.read_at.elapsed() >= ROOM_LASTS {
-            if let Ok((_, free)) = residency::memory(&self.root, to) {
-                room.left = free.saturating_sub(room.reserve);
+            if let Ok(usage) = residency::usage_of(&self.root, to) {
+                room.left = usage.free.saturating_sub(room.reserve);
             }
             room.read_at = Instant::now();
         }
