@@ -77,10 +77,12 @@ fn follows(form: &Form) {
             };
             let results = ["moved", "busy", "absent", "no_room", "refused", "deferred"].map(pages);
             course.push(format!(
-                "epoch {now}: {} of the hot pages on {:?}; so far {} MiB promoted, {} MiB demoted; \
-                 pages {}",
+                "epoch {now}: {} of the hot pages on {:?}, {} samples in {} regions; so far {} MiB \
+                 promoted, {} MiB demoted; pages {}",
                 percent(reached),
                 form.fast,
+                number(&status, workload.pid(), "samples"),
+                number(&status, workload.pid(), "regions"),
                 number(&status, workload.pid(), "promoted_bytes") >> 20,
                 number(&status, workload.pid(), "demoted_bytes") >> 20,
                 results.join(", "),

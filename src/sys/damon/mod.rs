@@ -373,9 +373,10 @@ impl DamonSampler {
 
     /// Starts the kdamond. Where a process ended since it was assigned, which
     /// the kernel refuses, goes on without it.
-    fn start(&mut self, window: Nanos) -> Result<(), PortError> {
-        // A little less than the window: the check is done when we collect.
-        let check = (window.0 / 1000 / 32 * 31).max(MIN_CHECK_MICROS);
+    fn start(&mut self, collected: Instant) -> Result<(), PortError> {
+        // A little less than what is left: the check is done when we collect.
+        let left = Nanos::from(collected.saturating_duration_since(Instant::now()));
+        let check = (left.0 / 1000 / 32 * 31).max(MIN_CHECK_MICROS);
         let intervals = Intervals {
             sample: check,
             aggregation: check * AGGREGATION_CHECKS,
@@ -503,6 +504,7 @@ impl AccessSampler for DamonSampler {
 
     fn arm(&mut self, samples: &[Sample], window: Nanos) -> Result<(), PortError> {
         debug_assert!(samples.is_sorted_by_key(|s| (s.target, s.addr)));
+        let collected = Instant::now() + window.into();
         self.stop();
         if self.frames.adopt(samples) {
             self.armed.clear();
@@ -513,7 +515,7 @@ impl AccessSampler for DamonSampler {
         self.assign()?;
         self.frames.locate();
         self.resolve();
-        self.start(window)
+        self.start(collected)
     }
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {

@@ -195,7 +195,7 @@ impl Regions {
     /// seldom changes. Returns how many regions there are.
     pub(super) fn watch(&mut self, pages: &[VirtAddr]) -> io::Result<usize> {
         let count = pages.len();
-        if count > self.slots.len() || count < self.slots.len() / 4 {
+        if count > self.slots.len() || count < self.slots.len() / 2 {
             self.resize(count + count / SPARE + 1)?;
         }
         let spare = (0..).map(|i| VirtAddr(BEYOND + i * 2 * PAGE_BYTES));
