@@ -334,10 +334,6 @@ impl EpochLoop {
         };
         add(self.paused, PauseReason::Operator);
         add(!self.settings.moving, PauseReason::DryRun);
-        add(
-            self.ports.sampler.kind() == SamplerKind::None,
-            PauseReason::NoSampler,
-        );
         let one_tier = !any_target && self.engine.tiers().view(&[], None).is_flat();
         add(one_tier, PauseReason::OneTier);
         report.paused.sort_unstable();

@@ -170,8 +170,6 @@ pub enum SamplerKind {
     Idle,
     /// DAMON over virtual addresses, per region.
     Damon,
-    /// None: the kernel offers nothing.
-    None,
     /// The simulator's own.
     Simulated,
 }
@@ -182,7 +180,6 @@ impl SamplerKind {
         match self {
             Self::Idle => "idle",
             Self::Damon => "damon",
-            Self::None => "none",
             Self::Simulated => "simulated",
         }
     }

@@ -7,9 +7,7 @@
 
 mod common;
 
-use common::{
-    Site, Workload, ballast, body, epoch, epochs_allowed, in_guest, number, percent, share,
-};
+use common::{Site, Workload, ballast, body, epoch, in_guest, number, percent, share};
 use hmkeeper::units::Bytes;
 
 /// What differs between the forms of this test.
@@ -27,6 +25,8 @@ const BUFFER: Bytes = Bytes::from_mib(1024);
 const CHUNKS: u32 = 64;
 const JUMPS: u32 = 3;
 const REACHED: f64 = 0.9;
+/// Within so many epochs after a jump.
+const EPOCHS: u64 = 8;
 
 fn follows(form: &Form) {
     if !in_guest() {
@@ -91,11 +91,11 @@ fn follows(form: &Form) {
                 break;
             }
             assert!(
-                now < epochs_allowed() + 1,
+                now < EPOCHS + 1,
                 "{}: jump {jump}: below {} after {} epochs:\n{}\npages: {:?}\nstatus: {status:#}",
                 form.name,
                 percent(REACHED),
-                epochs_allowed(),
+                EPOCHS,
                 common::lines(course),
                 workload.located(0),
             );
@@ -166,10 +166,7 @@ fn damon() {
         name: "DAMON",
         workload: &["--cpus=0"],
         profiling: "sampler = \"damon\"",
-        // DAMON's checks cost the guest some 45 us each: within 5 % of the
-        // target's time it watches too few pages to follow a jump in a few
-        // epochs. The short form holds it to finding the first hot set.
-        jumps: common::short_or_full(0, JUMPS),
+        jumps: JUMPS,
         fast: &[0],
     });
     if in_guest() {

@@ -25,6 +25,9 @@ pub enum DaemonError {
     /// It says something that this machine contradicts.
     #[error("{0}; correct [[tiers]], or leave it out to have tiers discovered")]
     Tiers(PortError),
+    /// The environment says something that cannot be read.
+    #[error("{0}")]
+    Environment(String),
     /// A process that cannot be watched was named.
     #[error(transparent)]
     Target(#[from] super::process::NoTarget),
@@ -46,7 +49,7 @@ impl DaemonError {
     /// The exit code that goes with it.
     pub fn code(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Tiers(_) => code::USAGE,
+            Self::Config(_) | Self::Tiers(_) | Self::Environment(_) => code::USAGE,
             Self::Target(_) => code::NO_TARGET,
             Self::Host(_)
             | Self::Port(

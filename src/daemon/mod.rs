@@ -54,7 +54,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<(), DaemonError> {
     let started = Instant::now();
     let (config, file) = Config::load(options.config.as_deref())?;
-    let level = log::start(config.daemon.log.as_str()).map_err(|e| anyhow!(e))?;
+    let level = log::start(config.daemon.log.as_str()).map_err(DaemonError::Environment)?;
     if let Some(file) = &file {
         tracing::info!("configuration {}", file.display());
     } else {

@@ -96,13 +96,18 @@ impl Handle {
 pub(crate) fn read_tiers(root: &Root, config: &Config) -> Result<TierTable, DaemonError> {
     let named = config.tiers.clone();
     let is_named = named.is_some();
-    SysTopology::new(root, named).read().map_err(|error| {
+    let read = SysTopology::new(root, named).read_with_warnings();
+    let (tiers, warnings) = read.map_err(|error| {
         if is_named && SysTopology::new(root, None).read().is_ok() {
             DaemonError::Tiers(error)
         } else {
             DaemonError::Port(error)
         }
-    })
+    })?;
+    for warning in warnings {
+        warn!("topology: {warning}");
+    }
+    Ok(tiers)
 }
 
 /// Starts the loop's thread and waits until it is set up. The receiver gets
@@ -188,6 +193,7 @@ impl Worker {
         let names: Vec<&str> = tiers.tiers().iter().map(|t| t.name.as_str()).collect();
         info!("sampler {}, tiers {}", kind.as_str(), names.join(", "));
         let mut snapshot = Snapshot::new(plan.started, kind, Arc::new(tiers));
+        snapshot.resolution = looping.sampler().1.into();
         // The loop accounts for what follows; starting was not free either.
         snapshot.totals.cpu.other = SysClock::new().0.process_cpu_time();
         let snapshots = Arc::new(watch::Sender::new(Arc::new(snapshot)));
@@ -240,7 +246,10 @@ impl Worker {
                     self.forget_ended(&turn.events);
                     if let Some(report) = turn.report {
                         failures = 0;
-                        left = left.map(|n| n - 1);
+                        // The first one only finds the targets.
+                        if report.epoch > 1 {
+                            left = left.map(|n| n - 1);
+                        }
                         log::epoch(&report);
                         self.snapshots
                             .send_modify(|shared| Arc::make_mut(shared).record(report));

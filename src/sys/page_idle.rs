@@ -63,6 +63,10 @@ const NODE_MAP_SCANS: u32 = 256;
 /// batches per CPU hold (31).
 const OWN_PAGES: usize = 64;
 
+/// What a verdict means.
+pub(super) const RESOLUTION: &str =
+    "a folio is seen accessed if its page table was walked for it in the scan";
+
 const BITMAP: &str = "kernel/mm/page_idle/bitmap";
 
 /// The bitmap, held open.
@@ -389,9 +393,7 @@ impl AccessSampler for IdleSampler {
     }
 
     fn resolution(&self) -> String {
-        "per folio (4 KiB, or the huge page that holds the sample): touched since the scan began, \
-         as far as the processor had to walk its page table"
-            .into()
+        RESOLUTION.into()
     }
 }
 

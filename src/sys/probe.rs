@@ -143,13 +143,17 @@ pub fn probe(root: &Root) -> Vec<Finding> {
 }
 
 /// The sampler that `auto` chooses.
-fn sampler(idle: &Finding, damon: &Finding) -> Finding {
+fn sampler(idle: &Finding, vaddr: &Finding) -> Finding {
     let name = "sampler";
-    let chosen = [("idle", idle), ("damon", damon)]
+    let choices = [
+        ("idle", idle, page_idle::RESOLUTION),
+        ("damon", vaddr, damon::RESOLUTION),
+    ];
+    let chosen = choices
         .into_iter()
-        .find(|(_, finding)| finding.state == State::Present);
-    let finding = if let Some((kind, finding)) = chosen {
-        Finding::present(name, format!("{kind} ({})", finding.name))
+        .find(|(_, finding, _)| finding.state == State::Present);
+    let finding = if let Some((kind, _, resolution)) = chosen {
+        Finding::present(name, format!("{kind}: {resolution}"))
     } else {
         // Whatever is nearest to working tells the remedy.
         let rank = |finding: &Finding| match finding.state {
@@ -157,8 +161,8 @@ fn sampler(idle: &Finding, damon: &Finding) -> Finding {
             State::Forbidden => 1,
             State::Missing => 2,
         };
-        let nearest = if rank(damon) < rank(idle) {
-            damon
+        let nearest = if rank(vaddr) < rank(idle) {
+            vaddr
         } else {
             idle
         };

@@ -23,7 +23,7 @@ pub fn open(
     match want {
         Some(SamplerKind::Idle) => idle(root),
         Some(SamplerKind::Damon) => damon(root, state_dir),
-        Some(kind @ (SamplerKind::None | SamplerKind::Simulated)) => Err(PortError::Missing {
+        Some(kind @ SamplerKind::Simulated) => Err(PortError::Missing {
             what: format!("sampler \"{}\"", kind.as_str()),
             remedy: "choose idle or damon".into(),
         }),

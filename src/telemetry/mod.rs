@@ -40,6 +40,8 @@ pub struct Snapshot {
     pub started: Instant,
     /// The sampler in use.
     pub sampler: SamplerKind,
+    /// What its verdicts can and cannot tell.
+    pub resolution: Arc<str>,
     /// The policy in use.
     pub policy: &'static str,
     /// The configured interval.
@@ -67,6 +69,7 @@ impl Snapshot {
         Self {
             started,
             sampler,
+            resolution: "".into(),
             policy: "",
             interval: Nanos::ZERO,
             overhead_limit: 0.0,

@@ -27,6 +27,8 @@ pub struct Status {
     pub uptime_seconds: f64,
     /// The sampler in use.
     pub sampler: String,
+    /// What its verdicts can and cannot tell.
+    pub sampler_resolution: String,
     /// The policy in use.
     pub policy: String,
     /// The configured interval.
@@ -192,6 +194,7 @@ impl Status {
             pid: std::process::id(),
             uptime_seconds: uptime.as_secs_f64(),
             sampler: snapshot.sampler.as_str().to_owned(),
+            sampler_resolution: snapshot.resolution.to_string(),
             policy: snapshot.policy.to_owned(),
             interval_seconds: snapshot.interval.as_secs_f64(),
             epoch: report.epoch,
@@ -495,7 +498,6 @@ pub(super) fn explained(reason: PauseReason) -> String {
         PauseReason::Operator => "`hmkeeper resume` goes on",
         PauseReason::DryRun => "plans are made and counted only",
         PauseReason::SamplerBlind => "busy, but no page is ever seen accessed",
-        PauseReason::NoSampler => "see `hmkeeper check`",
         PauseReason::OneTier => "this machine has nothing to move to",
     };
     format!("{} ({why})", reason.as_str())

@@ -19,19 +19,16 @@ pub enum PauseReason {
     DryRun,
     /// A target burns CPU while no sample is ever seen accessed.
     SamplerBlind,
-    /// This kernel offers no sampler.
-    NoSampler,
     /// There is only one tier of memory.
     OneTier,
 }
 
 impl PauseReason {
     /// Every reason, for registering metrics.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 4] = [
         Self::Operator,
         Self::DryRun,
         Self::SamplerBlind,
-        Self::NoSampler,
         Self::OneTier,
     ];
 
@@ -41,7 +38,6 @@ impl PauseReason {
             Self::Operator => "operator",
             Self::DryRun => "dry-run",
             Self::SamplerBlind => "sampler-blind",
-            Self::NoSampler => "no-sampler",
             Self::OneTier => "one-tier",
         }
     }

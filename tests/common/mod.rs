@@ -3,28 +3,28 @@
 
 #![allow(
     dead_code,
+    unused_imports,
     unreachable_pub,
     reason = "each test program uses its own part of this"
 )]
 
-use std::collections::VecDeque;
+mod workload;
+
+pub use workload::{Ballast, Workload, ballast};
+
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use hmkeeper::control::{Request, client};
-use hmkeeper::demo::workload::lines::{ByNode, ClassLine, Line};
-use hmkeeper::ports::Residency;
+use hmkeeper::demo::workload::lines::ByNode;
 use hmkeeper::sys::numa;
 use hmkeeper::sys::process::{end_with_parent, signal};
-use hmkeeper::sys::residency::SysResidency;
-use hmkeeper::sys::root::Root;
-use hmkeeper::units::{Bytes, NodeId, PageRange, Pid, VirtAddr};
+use hmkeeper::units::{NodeId, PageRange, Pid, VirtAddr};
 pub use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -36,13 +36,6 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// The interval of all tests here.
 pub const INTERVAL: Duration = Duration::from_secs(2);
-
-/// Epochs within which a jumped hot set must have arrived: 8, by the long form.
-/// The short one runs wherever CI does, on hosts that do other things beside a
-/// guest that emulates two CPUs, and allows for that.
-pub fn epochs_allowed() -> u64 {
-    short_or_full(14, 8)
-}
 
 /// Whether this is the guest that such a test needs; says so when not.
 pub fn in_guest() -> bool {
@@ -372,202 +365,6 @@ impl Metrics {
     pub fn moved_bytes(&self) -> f64 {
         let of = |name| self.sum(name, &[]).unwrap_or(0.0);
         of("hmkeeper_promoted_bytes_total") + of("hmkeeper_demoted_bytes_total")
-    }
-}
-
-/// A running workload; dropping it kills it.
-pub struct Workload {
-    process: Child,
-    stdin: Option<ChildStdin>,
-    lines: Receiver<String>,
-    seen: VecDeque<String>,
-    /// Its buffer.
-    pub range: PageRange,
-    /// Where the buffer was at the start.
-    pub start: ByNode,
-    /// The classes of the phase now.
-    pub classes: Vec<ClassLine>,
-}
-
-impl Workload {
-    /// Starts `hmkeeper workload` and waits until its memory is there.
-    pub fn start(args: &[&str]) -> Self {
-        let mut command = hmkeeper();
-        command.arg("workload").args(args);
-        Self::start_as(command)
-    }
-
-    /// The same through another command line.
-    pub fn start_as(mut command: Command) -> Self {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        end_with_parent(&mut command, Signal::SIGKILL);
-        let mut process = command.spawn().expect("starting the workload");
-        let stdin = process.stdin.take();
-        let out = process.stdout.take().expect("piped");
-        let (send, lines) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(out).lines().map_while(Result::ok) {
-                if send.send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        let mut workload = Self {
-            process,
-            stdin,
-            lines,
-            seen: VecDeque::new(),
-            range: PageRange::new(VirtAddr(0), VirtAddr(4096)).expect("a range"),
-            start: ByNode::default(),
-            classes: Vec::new(),
-        };
-        let Line::Ready { range, pages, .. } =
-            workload.next("ready", |l| matches!(l, Line::Ready { .. }))
-        else {
-            unreachable!("asked for ready")
-        };
-        workload.range = range;
-        workload.start = pages;
-        workload
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.process.id()
-    }
-
-    /// Says this on its stdin: lets it begin, or ends the phase.
-    pub fn go(&mut self) {
-        let stdin = self.stdin.as_mut().expect("its stdin");
-        stdin.write_all(b"\n").expect("telling the workload");
-    }
-
-    /// The next line of this kind; those before it are dropped.
-    pub fn next(&mut self, what: &str, wanted: impl Fn(&Line) -> bool) -> Line {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let text = match self.lines.recv_timeout(left) {
-                Ok(text) => text,
-                Err(RecvTimeoutError::Timeout) => {
-                    panic!(
-                        "workload: no {what} within {PATIENCE:?}; it said {:?}",
-                        self.seen
-                    )
-                }
-                Err(RecvTimeoutError::Disconnected) => panic!(
-                    "workload: ended ({:?}) before {what}; it said {:?}",
-                    self.process.wait(),
-                    self.seen
-                ),
-            };
-            let line: Line =
-                serde_json::from_str(&text).unwrap_or_else(|e| panic!("workload: {e}: {text}"));
-            self.seen.push_back(text.chars().take(300).collect());
-            if self.seen.len() > 8 {
-                self.seen.pop_front();
-            }
-            if let Line::Phase { classes, .. } = &line {
-                self.classes.clone_from(classes);
-            }
-            if let Line::Mismatch { .. } = &line {
-                panic!("workload: its memory is damaged: {line:?}");
-            }
-            if wanted(&line) {
-                return line;
-            }
-        }
-    }
-
-    /// Waits for the next phase.
-    pub fn phase(&mut self) {
-        self.next("phase", |l| matches!(l, Line::Phase { .. }));
-    }
-
-    /// Accesses per second in the next so many samples.
-    pub fn throughput(&mut self, samples: u32) -> f64 {
-        // The one under way is not whole.
-        self.drain();
-        self.next("sample", |l| matches!(l, Line::Sample { .. }));
-        let mut sum = 0.0;
-        for _ in 0..samples {
-            if let Line::Sample {
-                accesses_per_second,
-                ..
-            } = self.next("sample", |l| matches!(l, Line::Sample { .. }))
-            {
-                sum += accesses_per_second;
-            }
-        }
-        sum / f64::from(samples)
-    }
-
-    /// Looks at everything it has said: none of it is bad.
-    pub fn drain(&mut self) {
-        while let Ok(text) = self.lines.try_recv() {
-            assert!(!text.contains("\"mismatch\""), "workload: {text}");
-        }
-    }
-
-    /// Whether it still runs and still says so.
-    pub fn assert_alive(&mut self) {
-        self.drain();
-        self.next("sign of life", |l| matches!(l, Line::Sample { .. }));
-    }
-
-    /// Its last words, when its phases are over, and how it ended.
-    pub fn finish(&mut self) -> (Line, ExitStatus) {
-        let end = self.next("end", |l| matches!(l, Line::End { .. }));
-        let status = self.process.wait().expect("waiting for the workload");
-        (end, status)
-    }
-
-    /// Where the pages of one class are now, asked from outside.
-    pub fn located(&self, class: usize) -> ByNode {
-        locate(self.pid(), &self.classes[class].ranges)
-    }
-
-    pub fn kill(&mut self) {
-        self.process.kill().expect("killing the workload");
-        self.process.wait().expect("waiting for the workload");
-    }
-}
-
-impl Drop for Workload {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("-- the workload said: {:?}", self.seen);
-        }
-        // Both fail when it has ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// Memory taken from a node until it is dropped.
-pub struct Ballast(Workload);
-
-/// Fills a node until `leave` is free there for the daemon to use: the
-/// kernel's own reserve and the daemon's headroom come on top.
-pub fn ballast(node: u32, leave: Bytes) -> Ballast {
-    let usage = SysResidency::new(&Root::host())
-        .nodes()
-        .expect("the nodes' memory")
-        .into_iter()
-        .find(|u| u.node == NodeId(node))
-        .unwrap_or_else(|| panic!("no node {node}"));
-    // `migration.headroom` is 2 % unless configured.
-    let headroom = usage.total.0 / 50;
-    let leave = leave + usage.reserve + Bytes(headroom);
-    Ballast(Workload::start(&[
-        "--pattern=ballast",
-        &format!("--start-node={node}"),
-        &format!("--leave={}", leave.0),
-    ]))
-}
-
-impl Ballast {
-    pub fn pid(&self) -> u32 {
-        self.0.pid()
     }
 }
 

@@ -78,6 +78,9 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const EVENT: &str = "damon/damos_before_apply";
 /// Bytes of a ring buffer per region: an event of 52 bytes and its header, twice.
 const EVENT_BYTES: u64 = 128;
+/// What a verdict means.
+pub(super) const RESOLUTION: &str = "a folio is seen accessed if its page table was walked for it in \
+                                     the scan; at most 8192 samples a scan";
 const OPERATIONS: &str = "fvaddr";
 /// The mark's uppermost bit: above any size of a region.
 const MARK_BIT: u64 = 1 << 63;
@@ -551,11 +554,7 @@ impl AccessSampler for DamonSampler {
     }
 
     fn resolution(&self) -> String {
-        format!(
-            "per folio (4 KiB, or the huge page that holds the sample): touched since the scan \
-             began, as far as the processor had to walk its page table; at most {} samples a scan",
-            self.most
-        )
+        RESOLUTION.into()
     }
 }
 
