@@ -237,6 +237,9 @@ impl EpochLoop {
             }
             self.collect(&mut running.seen)?;
             if running.seen.scans() >= scans {
+                let cpu = self.ports.clock.thread_cpu_time();
+                self.ports.sampler.rest();
+                self.scanned(cpu, 0);
                 return Ok(Scanned::Done(running.seen));
             }
             // What the last scan took is off this one's window, up to a half.

@@ -195,6 +195,8 @@ pub trait AccessSampler {
     /// Reports which of the armed pages were touched since, one verdict each,
     /// and closes the scan.
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError>;
+    /// No scan follows for a while: what works between arm and collect stops.
+    fn rest(&mut self) {}
     /// CPU time of kernel threads that work for us, since they were started.
     fn kernel_cpu_time(&mut self) -> Nanos {
         Nanos::ZERO

@@ -10,14 +10,14 @@
 //! **Approach.** DAMON as a reader of accessed bits, without its adaptation:
 //! operations `fvaddr` (fixed virtual addresses), one region of one page per
 //! sample, and an aggregation that never ends, so that no region is ever merged
-//! or split. One kdamond, for all target processes, runs from arm to collect
-//! only: it clears the accessed bits, sleeps for nearly the whole window, and
-//! checks. A scheme of action `stat`, applied after each check, passes by every
+//! or split. One kdamond, for all target processes, runs through the scans of
+//! one set of samples: it clears the accessed bits, sleeps for nearly the whole
+//! window, checks, and begins anew. A scheme of action `stat`, applied after each check, passes by every
 //! region, and its tracepoint `damon:damos_before_apply` tells what was found.
 //!
 //! ```text
-//! arm                                     collect
-//!  on │ clear ─────────────────── check, tell │ read, off
+//! arm                              collect, arm                      collect, rest
+//!  on │ clear ──────────────── check, tell, clear ──────────────── check, tell │ off
 //! ```
 //!
 //! The kernel's other way to tell, a directory of files per region that a
@@ -36,6 +36,7 @@
 
 mod host;
 mod sysfs;
+mod told;
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -51,13 +52,14 @@ use self::host::busy_remedy;
 pub use self::host::{clean_up, operations, try_own_page};
 pub(super) use self::host::{kdamond_count, running_modules};
 use self::sysfs::{Admin, Intervals, Regions, errno};
+use self::told::Told;
+use super::clock::thread_cpu_time;
 use super::frames::Frames;
 use super::kpageflags::{Folio, KpageFlags};
 use super::own_pages::own_pid;
 use super::pagemap::{Entry, PfnNodes};
 use super::root::Root;
 use super::state::{Note, Owner, StateDir};
-use super::trace::{Field, Tracepoint};
 use crate::ports::{AccessSampler, PortError, SamplerKind};
 use crate::tiering::observation::{AccessSet, Sample, Seen};
 use crate::units::{Nanos, Pid, VirtAddr};
@@ -74,8 +76,6 @@ const OTHER_FILES: u64 = 512;
 /// where every CPU is busy a kernel thread waits for a time slice or two.
 const POLL: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_millis(100);
-/// The tracepoint that tells of each region after a check, since Linux 6.7.
-const EVENT: &str = "damon/damos_before_apply";
 /// Bytes of a ring buffer per region: an event of 52 bytes and its header, twice.
 const EVENT_BYTES: u64 = 128;
 /// What a verdict means.
@@ -95,65 +95,10 @@ struct Watch {
     pages: Vec<VirtAddr>,
     /// The same in the kernel's files.
     regions: Regions,
-    /// What was told of each page: whether it was accessed.
+    /// How often each page was seen accessed since the kdamond was started.
+    counts: Vec<u32>,
+    /// What was told of each page in this scan: whether it was accessed.
     told: Vec<Option<bool>>,
-}
-
-/// The tracepoint and the fields of its events that matter.
-#[derive(Debug)]
-struct Told {
-    tracepoint: Tracepoint,
-    pid: Field,
-    target: Field,
-    start: Field,
-    accesses: Field,
-}
-
-impl Told {
-    fn open(root: &Root) -> io::Result<Self> {
-        let tracepoint = Tracepoint::open(root, EVENT)?;
-        let field = |name: &str| {
-            tracepoint
-                .field(name)
-                .ok_or_else(|| io::Error::other(format!("{EVENT} has no field {name}")))
-        };
-        Ok(Self {
-            pid: field("common_pid")?,
-            target: field("target_idx")?,
-            start: field("start")?,
-            accesses: field("nr_accesses")?,
-            tracepoint,
-        })
-    }
-
-    /// Enters into the watches what `kdamond` has told since the last time;
-    /// returns how many pages are told of for the first time.
-    fn read(&mut self, kdamond: Pid, watches: &mut [Watch]) -> io::Result<usize> {
-        let (pid, target, start, accesses) = (self.pid, self.target, self.start, self.accesses);
-        let mut new = 0;
-        self.tracepoint.drain(|event| {
-            let get = |field: Field| field.get(event);
-            // Of an earlier scan, or of somebody else's kdamond.
-            if get(pid) != u64::try_from(kdamond.0).ok() {
-                return;
-            }
-            let (Some(target), Some(start), Some(accesses)) =
-                (get(target), get(start), get(accesses))
-            else {
-                return;
-            };
-            let watch = usize::try_from(target)
-                .ok()
-                .and_then(|i| watches.get_mut(i));
-            if let Some(watch) = watch
-                && let Ok(index) = watch.pages.binary_search(&VirtAddr(start))
-            {
-                let before = watch.told[index].replace(accesses > 0);
-                new += usize::from(before.is_none());
-            }
-        })?;
-        Ok(new)
-    }
 }
 
 /// DAMON as a sampler.
@@ -332,6 +277,7 @@ impl DamonSampler {
                         samples: 0..0,
                         pages: Vec::new(),
                         regions: kdamond.regions(index),
+                        counts: Vec::new(),
                         told: Vec::new(),
                     });
                 }
@@ -342,6 +288,8 @@ impl DamonSampler {
                 }
                 regions += watch.regions.watch(&pages)?;
                 watch.samples = range;
+                watch.counts.clear();
+                watch.counts.resize(pages.len(), 0);
                 watch.told.clear();
                 watch.told.resize(pages.len(), None);
                 watch.pages = pages;
@@ -426,6 +374,23 @@ impl DamonSampler {
         }
     }
 
+    /// Whether the kdamond of the last scan still runs, and has been told apart
+    /// from it what comes now.
+    fn goes_on(&mut self) -> bool {
+        let (Some(kdamond), Some(told)) = (self.running, &mut self.told) else {
+            return false;
+        };
+        let runs = self.admin.first().mark() == Some(self.mark)
+            && self.admin.first().is_on().unwrap_or(false)
+            && told.read(kdamond, &mut self.watches).is_ok();
+        if runs {
+            for watch in &mut self.watches {
+                watch.told.fill(None);
+            }
+        }
+        runs
+    }
+
     /// Turns the kdamond off and adds up its CPU time. Verdicts stay readable.
     fn stop(&mut self) {
         let kdamond = self.admin.first();
@@ -437,9 +402,14 @@ impl DamonSampler {
         if let Some(time) = started.and_then(|pid| run_time(&self.root, pid)) {
             self.cpu += time;
         }
+        // It takes its regions down while we wait, and is gone before anybody
+        // could ask what that took: as long as we waited.
+        let (since, cpu) = (Instant::now(), thread_cpu_time());
         if let Err(error) = kdamond.command("off") {
             tracing::warn!(%error, "cannot stop our kdamond");
         }
+        let own = thread_cpu_time().saturating_sub(cpu);
+        self.cpu += Nanos::from(since.elapsed()).saturating_sub(own);
     }
 
     fn verdict(&self, index: usize, watch: &Watch) -> Seen {
@@ -508,11 +478,15 @@ impl AccessSampler for DamonSampler {
     fn arm(&mut self, samples: &[Sample], window: Nanos) -> Result<(), PortError> {
         debug_assert!(samples.is_sorted_by_key(|s| (s.target, s.addr)));
         let collected = Instant::now() + window.into();
-        self.stop();
         if self.frames.adopt(samples) {
             self.armed.clear();
             self.folios.clear();
+        } else if self.goes_on() {
+            self.frames.locate();
+            self.resolve();
+            return Ok(());
         }
+        self.stop();
         self.make()?;
         self.turn = self.turn.wrapping_add(1);
         self.assign()?;
@@ -522,9 +496,7 @@ impl AccessSampler for DamonSampler {
     }
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
-        let read = self.read();
-        self.stop();
-        read?;
+        self.read()?;
         self.frames.locate();
         for watch in &self.watches {
             for index in watch.samples.clone() {
@@ -542,6 +514,10 @@ impl AccessSampler for DamonSampler {
         }
         seen.end_scan();
         Ok(())
+    }
+
+    fn rest(&mut self) {
+        self.stop();
     }
 
     fn kernel_cpu_time(&mut self) -> Nanos {
