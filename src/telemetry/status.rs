@@ -28,6 +28,7 @@ pub struct Status {
     /// The sampler in use.
     pub sampler: String,
     /// What its verdicts can and cannot tell.
+    #[serde(default)]
     pub sampler_resolution: String,
     /// The policy in use.
     pub policy: String,

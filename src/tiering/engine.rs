@@ -276,7 +276,9 @@ impl Engine {
             SplitRule::Edges => {
                 sampling::deal_to_edges(&mut tracked.map, quota, self.epoch, thresholds);
             }
-            SplitRule::Halves => sampling::deal(&mut tracked.map, quota, self.epoch),
+            SplitRule::Halves | SplitRule::Fixed => {
+                sampling::deal(&mut tracked.map, quota, self.epoch);
+            }
         }
 
         let told = Told {

@@ -12,12 +12,18 @@ pub enum SplitRule {
     Edges,
     /// In half, and samples go to what changed most (HM-Keeper §1.2).
     Halves,
+    /// Nowhere: regions stay as they began, and are never merged (the ablation
+    /// of HM-Keeper §1.6).
+    Fixed,
 }
 
 impl SplitRule {
     /// The names in the configuration.
-    pub const CHOICES: [(&'static str, Self); 2] =
-        [("edges", Self::Edges), ("halves", Self::Halves)];
+    pub const CHOICES: [(&'static str, Self); 3] = [
+        ("edges", Self::Edges),
+        ("halves", Self::Halves),
+        ("fixed", Self::Fixed),
+    ];
 }
 
 /// How memory is watched.

@@ -57,6 +57,11 @@ impl RegionMap {
             parts.clear();
             match thresholds.rule {
                 SplitRule::Edges => edges::cut(region, mine, scans, thresholds, &mut parts),
+                SplitRule::Fixed => {
+                    fold(&mut region, mine, scans, thresholds);
+                    new.push(region);
+                    continue;
+                }
                 SplitRule::Halves => halve(region, mine, scans, thresholds, &mut parts),
             }
             done.splits += parts.len() as u64 - 1;
@@ -125,6 +130,14 @@ impl Stats {
     }
 }
 
+fn fold(region: &mut Region, samples: &[(Sample, Tally)], scans: u8, thresholds: Thresholds) {
+    if let Some(stats) = Stats::of(samples, scans) {
+        region.fold(stats.mean, thresholds.ema);
+        region.contrast = stats.contrast;
+        region.order = stats.order;
+    }
+}
+
 /// Folds in the counts of `region`, and splits it in half if its samples
 /// contradict each other.
 fn halve(
@@ -134,11 +147,7 @@ fn halve(
     thresholds: Thresholds,
     out: &mut Vec<Region>,
 ) {
-    if let Some(stats) = Stats::of(samples, scans) {
-        region.fold(stats.mean, thresholds.ema);
-        region.contrast = stats.contrast;
-        region.order = stats.order;
-    }
+    fold(&mut region, samples, scans, thresholds);
     if region.contrast > thresholds.split {
         bisect(region, samples, scans, thresholds, out);
     } else {
