@@ -85,6 +85,7 @@ fn observation(turn: u64, bytes: u64, samples: Vec<Sample>) -> Observation {
             elapsed: Nanos::from_secs(10),
             ..EpochCost::default()
         },
+        capacity: u64::MAX,
         outcome: MoveOutcome::default(),
     }
 }

@@ -162,6 +162,7 @@ impl EpochLoop {
             self.running = None;
             self.plan = None;
             self.last_due = None;
+            self.ports.sampler.rest();
         }
         result.map(|report| Turn { report, events })
     }
@@ -304,6 +305,7 @@ impl EpochLoop {
             residency,
             nodes,
             cost: self.take_cost(),
+            capacity: self.ports.sampler.capacity(),
             outcome: std::mem::take(&mut self.outcome),
         })
     }

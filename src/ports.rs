@@ -195,6 +195,10 @@ pub trait AccessSampler {
     /// Reports which of the armed pages were touched since, one verdict each,
     /// and closes the scan.
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError>;
+    /// Samples that one scan can watch at most.
+    fn capacity(&self) -> u64 {
+        u64::MAX
+    }
     /// No scan follows for a while: what works between arm and collect stops.
     fn rest(&mut self) {}
     /// CPU time of kernel threads that work for us, since they were started.

@@ -12,8 +12,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use hmkeeper::ports::{MoveLimits, PageMover, Residency, TargetSpec, Targets, Topology};
+use hmkeeper::sys::move_pages::locate;
 use hmkeeper::sys::mover::SysMover;
-use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE, locate};
+use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE};
 use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::sys::targets::SysTargets;
@@ -486,8 +487,7 @@ fn bare_loop(buffer: &Buffer, to: NodeId, step: u64, batch: usize) -> f64 {
         .collect();
     let began = Instant::now();
     for chunk in units.chunks(batch) {
-        let nodes = vec![to; chunk.len()];
-        hmkeeper::sys::numa::force_move(us(), chunk, &nodes).unwrap();
+        hmkeeper::sys::move_pages::move_to(us(), chunk, to).unwrap();
     }
     began.elapsed().as_secs_f64() * 1e6 / units.len() as f64
 }

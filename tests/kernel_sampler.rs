@@ -524,6 +524,8 @@ fn kdamonds_of_a_killed_run_are_removed_at_the_next_start() {
         0,
         "the note"
     );
+    let left = format!("/sys/kernel/tracing/instances/hmkeeper-{}", victim.id());
+    assert!(!std::path::Path::new(&left).exists(), "{left}");
     drop(sampler);
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Site, Workload, body, in_guest, kdamond_count, locate, pid_of, short_or_full};
 use hmkeeper::demo::workload::lines::Line;
-use hmkeeper::sys::numa::force_move;
+use hmkeeper::sys::move_pages::{Status, move_to};
 use hmkeeper::units::{Bytes, NodeId, VirtAddr};
 
 /// A small seeded generator (Numerical Recipes' constants).
@@ -60,8 +60,9 @@ fn every_byte_survives_forced_moves() {
                     .map(|i| VirtAddr(range.start().0 + (first + i) * 4096))
                     .collect();
                 let to = NodeId(u32::try_from(random.below(4)).expect("a node"));
-                match force_move(pid, &pages, &vec![to; pages.len()]) {
-                    Ok(left) => {
+                match move_to(pid, &pages, to) {
+                    Ok((_, status)) => {
+                        let left = status.iter().filter(|&&s| s != Status::On(to)).count();
                         tried.fetch_add(256, Ordering::Relaxed);
                         failed.fetch_add(left as u64, Ordering::Relaxed);
                     }

@@ -117,6 +117,7 @@ impl Ours {
                 elapsed: Nanos::from_secs_f64(INTERVAL),
                 ..EpochCost::default()
             },
+            capacity: u64::MAX,
             outcome: MoveOutcome::default(),
         };
         self.samples = self.engine.step(&seen).samples;
@@ -129,6 +130,7 @@ impl Profiler for Ours {
     }
 
     fn threshold(&self) -> f64 {
+        // As `hot_bytes` of the status has it.
         0.5
     }
 

@@ -60,6 +60,20 @@ pub fn query(pid: Pid, pages: &[VirtAddr]) -> io::Result<Vec<Status>> {
     call(pid, pages, None).map(|(_, status)| status)
 }
 
+/// The same as nodes: `None` for a page that is not present or on its way.
+/// `None` for `pid` means this process.
+///
+/// # Errors
+/// As for [`query`].
+pub fn locate(pid: Option<Pid>, pages: &[VirtAddr]) -> io::Result<Vec<Option<NodeId>>> {
+    let node = |status| match status {
+        Status::On(node) => Some(node),
+        _ => None,
+    };
+    let status = query(pid.unwrap_or(Pid(0)), pages)?;
+    Ok(status.into_iter().map(node).collect())
+}
+
 /// Moves pages to one node, one address per folio. Returns whether the kernel
 /// reported on all of them, and a status each.
 ///

@@ -1,6 +1,5 @@
 //! Memory that the demo and its workload place for themselves: a buffer on a
-//! chosen node, and the question where pages are. Nothing here is used on a
-//! target.
+//! chosen node. Nothing here is used on a target.
 
 use std::io;
 use std::path::Path;
@@ -8,16 +7,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 use super::root::Root;
-use crate::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
+use crate::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 
 /// Words of 8 bytes in a page of 4 KiB.
 pub const WORDS_PER_PAGE: usize = 512;
 /// The kernel's `MAX_NUMNODES` at most (`CONFIG_NODES_SHIFT` ≤ 10).
 const MAX_NODES: usize = 1024;
-/// `MPOL_MF_MOVE` of `linux/mempolicy.h`, which libc does not have.
-const MPOL_MF_MOVE: i32 = 2;
-/// Status of a page that the kernel did not write; no errno has this value.
-const UNTOUCHED: i32 = i32::MIN;
 
 /// Whether the kernel may back a buffer with huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,79 +182,6 @@ fn to_usize(n: u64) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::ErrorKind::OutOfMemory.into())
 }
 
-/// Where pages of a process are now: one entry each, `None` for a page that is
-/// not present or on its way. Asks `move_pages(2)` without nodes, which moves
-/// nothing; `None` for `pid` means this process.
-///
-/// # Errors
-/// `ESRCH` for a process that has ended, `EPERM` for one that is not ours.
-pub fn locate(pid: Option<Pid>, pages: &[VirtAddr]) -> io::Result<Vec<Option<NodeId>>> {
-    let addresses: Vec<*const libc::c_void> = pages
-        .iter()
-        .map(|a| to_usize(a.0).map(std::ptr::without_provenance))
-        .collect::<Result<_, _>>()?;
-    let mut status = vec![UNTOUCHED; pages.len()];
-    // SAFETY: both arrays hold `pages.len()` entries and outlive the call; the
-    // addresses are only looked up, never followed.
-    let rc = unsafe {
-        libc::syscall(
-            libc::SYS_move_pages,
-            pid.map_or(0, |p| p.0),
-            addresses.len(),
-            addresses.as_ptr(),
-            std::ptr::null::<i32>(),
-            status.as_mut_ptr(),
-            0,
-        )
-    };
-    if rc < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(status
-        .into_iter()
-        .map(|s| u32::try_from(s).ok().map(NodeId))
-        .collect())
-}
-
-/// Moves pages of a process to a node each, whether it wants it or not: what
-/// a test does to disturb a target. Returns how many did not move.
-///
-/// # Errors
-/// What `move_pages(2)` says of the call as a whole.
-///
-/// # Panics
-/// When `pages` and `nodes` differ in length.
-pub fn force_move(pid: Pid, pages: &[VirtAddr], nodes: &[NodeId]) -> io::Result<usize> {
-    assert_eq!(pages.len(), nodes.len());
-    let addresses: Vec<*const libc::c_void> = pages
-        .iter()
-        .map(|a| to_usize(a.0).map(std::ptr::without_provenance))
-        .collect::<Result<_, _>>()?;
-    let wanted: Vec<i32> = nodes
-        .iter()
-        .map(|n| i32::try_from(n.0).map_err(|_| io::ErrorKind::InvalidInput.into()))
-        .collect::<io::Result<_>>()?;
-    let mut status = vec![UNTOUCHED; pages.len()];
-    // SAFETY: the three arrays hold `pages.len()` entries and outlive the
-    // call; the addresses are only looked up in the other process.
-    let rc = unsafe {
-        libc::syscall(
-            libc::SYS_move_pages,
-            pid.0,
-            addresses.len(),
-            addresses.as_ptr(),
-            wanted.as_ptr(),
-            status.as_mut_ptr(),
-            MPOL_MF_MOVE,
-        )
-    };
-    match usize::try_from(rc) {
-        Ok(0) => Ok(status.iter().zip(&wanted).filter(|(s, w)| s != w).count()),
-        Ok(left) => Ok(left),
-        Err(_) => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Free bytes on a node, from its `meminfo`.
 ///
 /// # Errors
@@ -285,6 +207,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
+    use crate::sys::move_pages;
 
     #[test]
     fn a_buffer_is_aligned_and_its_pages_appear_when_touched() {
@@ -294,7 +217,7 @@ mod tests {
         assert_eq!(range.bytes(), Bytes::from_mib(4));
         buffer.words()[WORDS_PER_PAGE].store(7, Ordering::Relaxed);
         let pages: Vec<VirtAddr> = range.iter_pages().take(3).collect();
-        let Ok(nodes) = locate(None, &pages) else {
+        let Ok(nodes) = move_pages::locate(None, &pages) else {
             eprintln!("skipped: move_pages is not allowed here");
             return;
         };

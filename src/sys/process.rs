@@ -11,6 +11,8 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::{Pid as NixPid, getppid};
 
 use super::root::Root;
+use super::targets::Stat;
+use crate::units::Pid;
 
 /// Makes the kernel send `signal` to the child that `command` starts when the
 /// thread that starts it ends, in whatever way; start it from a thread that
@@ -83,35 +85,14 @@ pub fn catch_end_signals(tell: impl Fn(Signal) + Send + 'static) -> io::Result<(
 /// # Errors
 /// When the process is not there.
 pub fn cpu_time(root: &Root, pid: u32) -> io::Result<Duration> {
-    let text = std::fs::read_to_string(root.proc(format!("{pid}/stat")))?;
-    let ticks = parse_cpu_ticks(&text)
-        .ok_or_else(|| io::Error::other(format!("/proc/{pid}/stat: cannot be read")))?;
-    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?
-        .and_then(|n| u32::try_from(n).ok())
-        .filter(|&n| n > 0)
-        .unwrap_or(100);
-    Ok(Duration::from_secs(ticks) / per_second)
-}
-
-/// `utime + stime`: the 14th and 15th fields. The second, the name in
-/// brackets, may hold blanks and brackets itself.
-fn parse_cpu_ticks(stat: &str) -> Option<u64> {
-    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace().skip(11);
-    let user: u64 = fields.next()?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some(user + system)
+    let pid = i32::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let stat = Stat::of(root, Pid(pid)).ok_or(io::ErrorKind::NotFound)?;
+    Ok(stat.ticks.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cpu_ticks_are_read_past_an_odd_name() {
-        let stat = "12 (a) b (c)) S 1 12 12 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 1 0 5 0 0";
-        assert_eq!(parse_cpu_ticks(stat), Some(300));
-        assert_eq!(parse_cpu_ticks("12 (a"), None);
-    }
 
     #[test]
     fn own_cpu_time_is_there_and_nobodys_is_not() {

@@ -48,8 +48,30 @@ impl Residency for SysResidency {
     }
 }
 
+/// Memory of a node, and how much of it can be taken before the kernel reclaims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Memory {
+    pub(super) usage: NodeUsage,
+    /// What lies above the low watermarks. The kernel compares these with what
+    /// is free without the lists of each CPU, although it serves from them first.
+    brink: Bytes,
+}
+
+impl Memory {
+    /// What may be moved in now.
+    pub(super) fn room(&self) -> Bytes {
+        let room = self.usage.free.saturating_sub(self.usage.reserve);
+        room.min(self.brink)
+    }
+}
+
 /// Memory of every node that has any.
-pub(super) fn usage(root: &Root) -> Result<Vec<NodeUsage>, PortError> {
+fn usage(root: &Root) -> Result<Vec<NodeUsage>, PortError> {
+    Ok(memory(root)?.into_iter().map(|m| m.usage).collect())
+}
+
+/// The same with what the mover has to keep off.
+pub(super) fn memory(root: &Root) -> Result<Vec<Memory>, PortError> {
     let zones = text::read(&root.proc("zoneinfo")).unwrap_or_default();
     let nodes = text::read_list(&root.sys("devices/system/node/has_memory"))?;
     nodes
@@ -59,12 +81,12 @@ pub(super) fn usage(root: &Root) -> Result<Vec<NodeUsage>, PortError> {
 }
 
 /// Memory of one node.
-pub(super) fn usage_of(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
+pub(super) fn memory_of(root: &Root, node: NodeId) -> Result<Memory, PortError> {
     let zones = text::read(&root.proc("zoneinfo")).unwrap_or_default();
     of_either(root, &zones, node)
 }
 
-fn of_either(root: &Root, zones: &str, node: NodeId) -> Result<NodeUsage, PortError> {
+fn of_either(root: &Root, zones: &str, node: NodeId) -> Result<Memory, PortError> {
     match of_zones(zones, node) {
         Some(usage) => Ok(usage),
         // Hidden, as in some containers: then without a reserve.
@@ -72,7 +94,7 @@ fn of_either(root: &Root, zones: &str, node: NodeId) -> Result<NodeUsage, PortEr
     }
 }
 
-fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
+fn of_meminfo(root: &Root, node: NodeId) -> Result<Memory, PortError> {
     let path = root.sys(format!("devices/system/node/node{node}/meminfo"));
     let meminfo = text::read(&path)?;
     let field = |key: &str| {
@@ -81,11 +103,15 @@ fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
             detail: format!("no line {key}"),
         })
     };
-    Ok(NodeUsage {
-        node,
-        total: field("MemTotal")?,
-        free: field("MemFree")?,
-        reserve: Bytes::ZERO,
+    let free = field("MemFree")?;
+    Ok(Memory {
+        usage: NodeUsage {
+            node,
+            total: field("MemTotal")?,
+            free,
+            reserve: Bytes::ZERO,
+        },
+        brink: free,
     })
 }
 
@@ -98,23 +124,27 @@ fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
 /// In reserve is what an ordinary page never gets without the kernel
 /// reclaiming first: of each zone its high watermark, and its protection
 /// against allocations that a higher zone could serve; at most what it has.
-fn of_zones(zoneinfo: &str, node: NodeId) -> Option<NodeUsage> {
-    let (mut total, mut free, mut reserve) = (0, 0, 0);
+fn of_zones(zoneinfo: &str, node: NodeId) -> Option<Memory> {
+    let (mut total, mut free, mut listed, mut reserve, mut brink) = (0, 0, 0, 0, 0);
     let mut ours = false;
-    let (mut high, mut managed) = (0, 0);
+    let (mut here, mut low, mut high, mut managed) = (0, 0, 0, 0);
     for line in zoneinfo.lines() {
         if let Some(rest) = line.strip_prefix("Node ") {
             ours = rest
                 .split(',')
                 .next()
                 .is_some_and(|n| n.trim().parse() == Ok(node.0));
-            (high, managed) = (0, 0);
+            (here, low, high, managed) = (0, 0, 0, 0);
         } else if ours {
             // "        high     1234", never "high:" of the per-CPU lists.
             let mut words = line.split_whitespace();
             match (words.next(), words.next()) {
-                (Some("pages"), Some("free")) => free += number(words.next()),
-                (Some("count:"), value) => free += number(value),
+                (Some("pages"), Some("free")) => {
+                    here = number(words.next());
+                    free += here;
+                }
+                (Some("count:"), value) => listed += number(value),
+                (Some("low"), value) => low = number(value),
                 (Some("high"), value) => high = number(value),
                 (Some("managed"), value) => {
                     managed = number(value);
@@ -123,18 +153,23 @@ fn of_zones(zoneinfo: &str, node: NodeId) -> Option<NodeUsage> {
                 // The last of the list is for pages that any zone may hold.
                 (Some("protection:"), _) => {
                     let last = line.trim_end_matches(')').rsplit([' ', '(']).next();
-                    reserve += (high + number(last)).min(managed);
+                    let protection = number(last);
+                    reserve += (high + protection).min(managed);
+                    brink += here.saturating_sub(low + protection);
                 }
                 _ => {}
             }
         }
     }
     let bytes = |pages: u64| Bytes(pages.saturating_mul(PAGE_BYTES));
-    (total > 0).then(|| NodeUsage {
-        node,
-        total: bytes(total),
-        free: bytes(free),
-        reserve: bytes(reserve),
+    (total > 0).then(|| Memory {
+        usage: NodeUsage {
+            node,
+            total: bytes(total),
+            free: bytes(free + listed),
+            reserve: bytes(reserve),
+        },
+        brink: bytes(brink),
     })
 }
 
@@ -171,6 +206,8 @@ Node 0, zone    DMA32
         managed  700000
         protection: (0, 0, 4000, 4000)
 Node 0, zone   Normal
+  pages free     2000
+        low      800
         high     1000
         managed  100000
         protection: (0, 0, 0, 0)
@@ -181,10 +218,14 @@ Node 10, zone   Normal
 ";
         let pages = |n: u64| Bytes(n * 4096);
         let first = of_zones(zoneinfo, NodeId(0)).unwrap();
-        assert_eq!(first.reserve, pages(3840 + 4500 + 1000));
-        assert_eq!(first.free, pages(3840 + 200 + 11));
-        assert_eq!(first.total, pages(3840 + 700_000 + 100_000));
-        assert_eq!(of_zones(zoneinfo, NodeId(10)).unwrap().reserve, pages(5));
+        assert_eq!(first.usage.reserve, pages(3840 + 4500 + 1000));
+        assert_eq!(first.usage.free, pages(3840 + 200 + 11 + 2000));
+        assert_eq!(first.usage.total, pages(3840 + 700_000 + 100_000));
+        // Of the third zone alone: the others' protection is more than they have.
+        assert_eq!(first.brink, pages(2000 - 800));
+        let last = of_zones(zoneinfo, NodeId(10)).unwrap();
+        assert_eq!(last.usage.reserve, pages(5));
+        assert_eq!(last.room(), Bytes::ZERO);
         assert_eq!(of_zones(zoneinfo, NodeId(1)), None);
     }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::own_pages::own_pid;
 use super::root::Root;
+use super::targets::Stat;
 use crate::units::Pid;
 
 const FILE: &str = "kernel-settings.json";
@@ -117,12 +118,9 @@ fn boot_id(root: &Root) -> String {
         .unwrap_or_default()
 }
 
-/// Field 22 of `/proc/PID/stat`, counted from behind the command's name, which
-/// may hold blanks and brackets.
+/// Clock ticks from boot to a process's start.
 fn started(root: &Root, pid: Pid) -> Option<u64> {
-    let stat = fs::read_to_string(root.proc(pid.to_string()).join("stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
+    Stat::of(root, pid).map(|stat| stat.start_time)
 }
 
 #[cfg(test)]

@@ -37,7 +37,8 @@ mod select;
 
 use attributes::{Attributes, Known};
 use eligible::Eligible;
-use process::{Handle, Stat, Status};
+pub(in crate::sys) use process::Stat;
+use process::{Handle, Status};
 
 /// Looking for targets may take this share of elapsed time: 1 in so many.
 const SCAN_SHARE: u64 = 100;

@@ -16,8 +16,8 @@
 //!        29: padding    30: time extend    31: absolute time
 //! ```
 //!
-//! **Properties.** A dropped instance is removed; one of a killed process can
-//! be removed by name. Nothing else of the tracing system is changed.
+//! **Properties.** A dropped instance is removed; one of a killed process is
+//! swept away. Nothing else of the tracing system is changed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -32,6 +32,9 @@ const PAGE_HEADER: usize = 16;
 /// The part of the second word of a page that counts bytes; what is above are
 /// flags of missed events.
 const COMMIT_MASK: u64 = (1 << 20) - 1;
+
+/// Instances are called by the process that made them.
+const PREFIX: &str = "hmkeeper-";
 
 const PADDING: u32 = 29;
 const TIME_EXTEND: u32 = 30;
@@ -160,7 +163,7 @@ impl Tracepoint {
 
     /// Makes the buffer of each CPU hold this many bytes. It never shrinks.
     pub(super) fn reserve(&mut self, bytes: u64) -> io::Result<()> {
-        let bytes = bytes.next_power_of_two().max(4 * PAGE_BYTES);
+        let bytes = bytes.next_multiple_of(16 * PAGE_BYTES).max(16 * PAGE_BYTES);
         if bytes > self.capacity {
             let text = (bytes / 1024).to_string();
             put(&self.dir.join("buffer_size_kb"), &text)?;
@@ -194,21 +197,30 @@ impl Drop for Tracepoint {
     fn drop(&mut self) {
         // The kernel keeps an instance whose files are open.
         self.pipes.clear();
-        let removed = put(&self.event.join("enable"), "0").and_then(|()| fs::remove_dir(&self.dir));
-        if let Err(error) = removed {
+        // What is enabled in it ends with it.
+        if let Err(error) = fs::remove_dir(&self.dir) {
             tracing::warn!(dir = %self.dir.display(), %error, "cannot remove our tracing instance");
         }
     }
 }
 
-/// Removes the instance that a killed process left.
-pub(super) fn remove_left(root: &Root, owner: Pid) -> io::Result<()> {
+/// Removes the instances of processes of ours that are gone. One that somebody
+/// holds open stays, with a warning: it does no harm.
+pub(super) fn sweep(root: &Root) {
     let Ok(tracing) = mounted(root) else {
-        return Ok(());
+        return;
     };
-    match fs::remove_dir(instance(&tracing, owner)) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
+    let Ok(instances) = fs::read_dir(tracing.join("instances")) else {
+        return;
+    };
+    for entry in instances.flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let gone = owner
+            .is_some_and(|pid| pid.bytes().all(|b| b.is_ascii_digit()) && !root.proc(pid).exists());
+        if gone && let Err(error) = fs::remove_dir(entry.path()) {
+            tracing::warn!(dir = %entry.path().display(), %error, "cannot remove a tracing instance that was left");
+        }
     }
 }
 
@@ -218,11 +230,11 @@ fn mounted(root: &Root) -> io::Result<PathBuf> {
         .iter()
         .map(|path| root.sys(path))
         .find(|dir| dir.join("instances").is_dir())
-        .ok_or_else(|| io::ErrorKind::NotFound.into())
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
 }
 
 fn instance(tracing: &Path, owner: Pid) -> PathBuf {
-    tracing.join("instances").join(format!("hmkeeper-{owner}"))
+    tracing.join("instances").join(format!("{PREFIX}{owner}"))
 }
 
 fn put(path: &Path, text: &str) -> io::Result<()> {
@@ -358,6 +370,20 @@ mod tests {
         let root = Root::at(dir.path());
         let error = Tracepoint::open(&root, "damon/damos_before_apply").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
-        assert!(remove_left(&root, Pid(1)).is_ok());
+        sweep(&root);
+    }
+
+    #[test]
+    fn instances_of_the_gone_are_removed_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let instances = dir.path().join("sys/kernel/tracing/instances");
+        for name in ["hmkeeper-7", "hmkeeper-8", "hmkeeper-x", "somebody-7"] {
+            fs::create_dir_all(instances.join(name)).unwrap();
+        }
+        fs::create_dir_all(dir.path().join("proc/8")).unwrap();
+        sweep(&Root::at(dir.path()));
+        let left = |name: &str| instances.join(name).exists();
+        assert!(!left("hmkeeper-7"));
+        assert!(left("hmkeeper-8") && left("hmkeeper-x") && left("somebody-7"));
     }
 }

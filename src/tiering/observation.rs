@@ -251,6 +251,8 @@ pub struct Observation {
     pub nodes: Vec<NodeUsage>,
     /// What the epoch cost us.
     pub cost: EpochCost,
+    /// Samples that the sampler can watch at most, of all targets together.
+    pub capacity: u64,
     /// What became of the last plan's moves.
     pub outcome: MoveOutcome,
 }

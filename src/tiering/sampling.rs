@@ -49,7 +49,7 @@ const BIT_SET_AGAIN: Nanos = Nanos(100);
 const PAGE_MOVED: Nanos = Nanos(1_000);
 
 /// The measured cost of one scan of one sample (`one_scan_overhead`), and of
-/// what an epoch's profiling costs besides: maps, residency, deciding.
+/// what an epoch costs besides: maps, residency, deciding, telling.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ScanCost {
     nanos: Option<f64>,
@@ -64,7 +64,7 @@ impl ScanCost {
         }
         let spent = cost.scanning + cost.kdamonds;
         let new = spent.0 as f64 / cost.scanned as f64;
-        let fixed = cost.profiling.saturating_sub(cost.scanning).0 as f64;
+        let fixed = (cost.profiling.saturating_sub(cost.scanning) + cost.other).0 as f64;
         let average = |new: f64, old: f64| COST_EMA * new + (1.0 - COST_EMA) * old;
         self.fixed = self.nanos.map_or(fixed, |_| average(fixed, self.fixed));
         self.nanos = Some(self.nanos.map_or(new, |old| average(new, old)));
@@ -82,9 +82,9 @@ impl ScanCost {
 }
 
 /// Eq. 8.1 for one of `targets` targets: samples per epoch that its `cpu_time`
-/// pays for, less its part of what profiling costs anyway. A tenth of the
-/// limit is always spent on samples, and at least one is taken, or the cost
-/// would never be measured again.
+/// pays for, less its part of what profiling costs anyway, and less `debt`, what
+/// earlier epochs spent beyond the limit. A tenth of the limit is always spent on
+/// samples, and at least one is taken, or the cost would never be measured again.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn sample_quota(
     cpu_time: Nanos,
@@ -92,9 +92,10 @@ pub fn sample_quota(
     cost: ScanCost,
     scans: u8,
     targets: usize,
+    debt: f64,
 ) -> u64 {
     let limit = cpu_time.0 as f64 * overhead_limit;
-    let left = limit - cost.fixed_nanos() / targets.max(1) as f64;
+    let left = limit - cost.fixed_nanos() / targets.max(1) as f64 - debt;
     let samples = left.max(limit / 10.0) / (cost.nanos() * f64::from(scans.max(1)));
     // `as` saturates.
     (samples as u64).max(1)
@@ -126,6 +127,9 @@ fn most(region: &Region) -> u64 {
 pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
     let regions = map.regions_mut();
     let count = regions.len() as u64;
+    for region in regions.iter_mut() {
+        region.aims = [false; 2];
+    }
     if count == 0 {
         return;
     }
@@ -174,7 +178,7 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
 
 /// Deals `total` samples out to the regions where the hotness of neighbours
 /// differs: one to each, then one to each side of an edge that is not yet known
-/// to the byte, as long as these take no more than half of what is left, then
+/// as closely as regions are split, as long as these take no more than half of what is left, then
 /// the rest by length.
 pub(super) fn deal_to_edges(map: &mut RegionMap, total: u64, turn: u64, thresholds: Thresholds) {
     let regions = map.regions_mut();
@@ -199,6 +203,7 @@ pub(super) fn deal_to_edges(map: &mut RegionMap, total: u64, turn: u64, threshol
         for (region, side) in [(i - 1, 1), (i, 0)] {
             let r = &regions[region];
             let unit = thresholds.minimum.0.max(r.folio_bytes());
+            let unit = unit.max(DENSEST * PAGE_BYTES);
             if r.gaps()[side].is_some_and(|gap| gap.bytes().0 >= unit) {
                 edges.push((region, side));
             }
@@ -294,13 +299,14 @@ pub(super) fn draw(
             let page = gap.start().page_index() + pages / 4 + rng.below(pages / 2 + 1);
             let page = if is_coarse {
                 representative(page / DENSEST)
+                    .clamp(gap.start().page_index(), gap.end().page_index() - 1)
             } else {
                 page
             };
             let addr = VirtAddr(page.clamp(first, last) * PAGE_BYTES);
             out.push(Sample { target, pid, addr });
         }
-        let quota = u64::from(region.quota()) - (out.len() - mine) as u64;
+        let quota = u64::from(region.quota()).saturating_sub((out.len() - mine) as u64);
         let quota = quota.min(places);
         for stratum in 0..quota {
             let low = stratum * places / quota;
@@ -394,9 +400,11 @@ mod tests {
             scanned: 100,
             ..EpochCost::default()
         });
-        let quota = sample_quota(Nanos::from_secs(10), 0.05, cost, 3, 1);
-        assert_eq!(quota, 131_233);
-        assert_eq!(sample_quota(Nanos::ZERO, 0.05, cost, 3, 1), 1);
+        let quota = |cpu, debt| sample_quota(cpu, 0.05, cost, 3, 1, debt);
+        assert_eq!(quota(Nanos::from_secs(10), 0.0), 131_233);
+        // 127 ms too much before: 500 - 127 ms.
+        assert_eq!(quota(Nanos::from_secs(10), 127e6), 97_900);
+        assert_eq!(quota(Nanos::ZERO, 0.0), 1);
     }
 
     #[test]
@@ -409,11 +417,14 @@ mod tests {
             ..EpochCost::default()
         });
         // 2 us a scan. 10 s x 5 % = 500 ms; 200 ms go elsewhere.
-        let quota = |targets| sample_quota(Nanos::from_secs(10), 0.05, cost, 3, targets);
+        let quota = |targets| sample_quota(Nanos::from_secs(10), 0.05, cost, 3, targets, 0.0);
         assert_eq!(quota(1), 50_000);
         assert_eq!(quota(2), 400_000_000 / 6_000);
         // 1 s x 5 % is less than what goes elsewhere: a tenth remains.
-        assert_eq!(sample_quota(Nanos::from_secs(1), 0.05, cost, 3, 1), 833);
+        assert_eq!(
+            sample_quota(Nanos::from_secs(1), 0.05, cost, 3, 1, 0.0),
+            833
+        );
     }
 
     #[test]

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use hmkeeper::control::{Request, client};
 use hmkeeper::demo::workload::lines::ByNode;
-use hmkeeper::sys::numa;
+use hmkeeper::sys::move_pages;
 use hmkeeper::sys::process::{end_with_parent, signal};
 use hmkeeper::units::{NodeId, PageRange, Pid, VirtAddr};
 pub use nix::sys::signal::Signal;
@@ -373,7 +373,7 @@ pub fn locate(pid: u32, ranges: &[PageRange]) -> ByNode {
     let pages: Vec<VirtAddr> = ranges.iter().flat_map(|r| r.iter_pages()).collect();
     let mut all = ByNode::default();
     for slice in pages.chunks(4096) {
-        let nodes = numa::locate(Some(pid_of(pid)), slice)
+        let nodes = move_pages::locate(Some(pid_of(pid)), slice)
             .unwrap_or_else(|e| panic!("asking for the pages of {pid}: {e}"));
         for node in nodes.into_iter().flatten() {
             all.add(node, 1);

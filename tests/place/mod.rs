@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hmkeeper::ports::{MoveLimits, PageMover, Residency};
+use hmkeeper::sys::move_pages::locate;
 use hmkeeper::sys::mover::SysMover;
-use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE, locate};
+use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE};
 use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::observation::{NodeUsage, TargetId};

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::hotset::Class;
 use super::lines::ByNode;
+use crate::sys::move_pages;
 use crate::sys::numa::{self, Buffer, HugePages};
 use crate::sys::root::Root;
 use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
@@ -137,7 +138,7 @@ impl Memory {
             .iter()
             .map(|&p| VirtAddr(start + p as u64 * PAGE_BYTES))
             .collect();
-        for (&page, node) in pages.iter().zip(numa::locate(None, &addresses)?) {
+        for (&page, node) in pages.iter().zip(move_pages::locate(None, &addresses)?) {
             let node = node.and_then(|n| u16::try_from(n.0).ok());
             if let Some(node) = node
                 && usize::from(node) + 1 < self.counts.len()

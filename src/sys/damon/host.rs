@@ -28,6 +28,7 @@ const TRIAL_MILLIS: u64 = 20;
 /// `Busy` when the writer of the note still runs; `Failed` when the note cannot
 /// be read or the kdamonds not be removed.
 pub fn clean_up(root: &Root, state_dir: &Path) -> Result<(), PortError> {
+    trace::sweep(root);
     let state = StateDir::new(state_dir);
     let failed = |source| PortError::Failed {
         what: state.path().display().to_string(),
@@ -63,9 +64,6 @@ pub fn clean_up(root: &Root, state_dir: &Path) -> Result<(), PortError> {
         }
         admin.set_count(0).map_err(failed)?;
         tracing::info!("removed the kdamond of a run that did not end orderly");
-    }
-    if !note.owner.is_of_earlier_boot(root) {
-        trace::remove_left(root, note.owner.pid()).map_err(failed)?;
     }
     state.remove().map_err(failed)
 }

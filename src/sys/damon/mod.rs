@@ -31,8 +31,8 @@
 //! random mark, which is noted in the state directory before it is made and
 //! looked for when a crashed run's is removed. Pages that moved, vanished or
 //! left the LRU lists are unknown, as far as page maps and flags are open to
-//! us. At most `MAX_REGIONS` samples per scan are watched, in turn, fewer where
-//! the limit of open files is low; the others are unknown in that scan.
+//! us. At most `MAX_REGIONS` samples per scan are watched, fewer where the limit
+//! of open files is low.
 
 mod host;
 mod sysfs;
@@ -72,12 +72,15 @@ const AGGREGATION_CHECKS: u64 = 10_000;
 const MAX_REGIONS: usize = 8192;
 /// Open files that the rest of the daemon may need.
 const OTHER_FILES: u64 = 512;
+/// A tick of the slowest kernel clock, 100 Hz.
+const TICK: Nanos = Nanos(10_000_000);
 /// How often a late check is asked for, and for how long at most. On a machine
 /// where every CPU is busy a kernel thread waits for a time slice or two.
 const POLL: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Bytes of a ring buffer per region: an event of 52 bytes and its header, twice.
-const EVENT_BYTES: u64 = 128;
+/// Bytes of a ring buffer per region: an event of 52 bytes and its header. Every
+/// CPU has such a buffer, for the kdamond may run on any.
+const EVENT_BYTES: u64 = 64;
 /// What a verdict means.
 pub(super) const RESOLUTION: &str = "a folio is seen accessed if its page table was walked for it in \
                                      the scan; at most 8192 samples a scan";
@@ -121,10 +124,10 @@ pub struct DamonSampler {
     made: bool,
     /// The kernel thread that was started for the scan under way.
     running: Option<Pid>,
+    /// What it had used when it was last looked at.
+    running_cpu: Nanos,
     /// Samples that may be watched per scan.
     most: usize,
-    /// Scans so far: whose turn it is.
-    turn: usize,
     /// CPU time of all its threads that have ended.
     cpu: Nanos,
 }
@@ -158,8 +161,8 @@ impl DamonSampler {
             told: None,
             made: false,
             running: None,
+            running_cpu: Nanos::ZERO,
             most: most_regions(),
-            turn: 0,
             cpu: Nanos::ZERO,
         }
     }
@@ -255,7 +258,7 @@ impl DamonSampler {
             .filter(|range| has_memory(&self.root, samples[range.start].pid))
             .collect();
         let kdamond = self.admin.first();
-        let strides = samples.len().div_ceil(self.most).max(1);
+        let mut left = self.most;
         let assigned = (|| {
             if self.watches.len() != targets.len() {
                 self.watches.clear();
@@ -264,13 +267,13 @@ impl DamonSampler {
             let mut regions = 0;
             for (index, range) in targets.into_iter().enumerate() {
                 let pid = samples[range.start].pid;
-                let mut pages: Vec<VirtAddr> = range
-                    .clone()
-                    .skip((self.turn + strides - range.start % strides) % strides)
-                    .step_by(strides)
-                    .map(|i| samples[i].addr.page())
+                let mut pages: Vec<VirtAddr> = samples[range.clone()]
+                    .iter()
+                    .take(left)
+                    .map(|sample| sample.addr.page())
                     .collect();
                 pages.dedup();
+                left -= pages.len();
                 if self.watches.len() == index {
                     self.watches.push(Watch {
                         pid: Pid(0),
@@ -325,9 +328,10 @@ impl DamonSampler {
     /// Starts the kdamond. Where a process ended since it was assigned, which
     /// the kernel refuses, goes on without it.
     fn start(&mut self, collected: Instant) -> Result<(), PortError> {
-        // A little less than what is left: the check is done when we collect.
+        // The kernel's timers are late by up to an eighth of their time and a
+        // tick: with so much to spare the check is done when we collect.
         let left = Nanos::from(collected.saturating_duration_since(Instant::now()));
-        let check = (left.0 / 1000 / 32 * 31).max(MIN_CHECK_MICROS);
+        let check = (left.0.saturating_sub(TICK.0) / 1000 / 9 * 8).max(MIN_CHECK_MICROS);
         let intervals = Intervals {
             sample: check,
             aggregation: check * AGGREGATION_CHECKS,
@@ -380,7 +384,13 @@ impl DamonSampler {
         let (Some(kdamond), Some(told)) = (self.running, &mut self.told) else {
             return false;
         };
-        let runs = self.admin.first().mark() == Some(self.mark)
+        // A check that came late would be taken for the next one.
+        let told_all = self
+            .watches
+            .iter()
+            .all(|w| w.told.iter().all(Option::is_some));
+        let runs = told_all
+            && self.admin.first().mark() == Some(self.mark)
             && self.admin.first().is_on().unwrap_or(false)
             && told.read(kdamond, &mut self.watches).is_ok();
         if runs {
@@ -395,12 +405,13 @@ impl DamonSampler {
     fn stop(&mut self) {
         let kdamond = self.admin.first();
         let started = self.running.take();
+        let last = std::mem::take(&mut self.running_cpu);
+        // It ends by itself when all of its processes have.
+        let now = started.and_then(|pid| run_time(&self.root, pid));
+        self.cpu += now.unwrap_or(last);
         let ours = self.made && kdamond.mark() == Some(self.mark);
         if !ours || !kdamond.is_on().unwrap_or(false) {
             return;
-        }
-        if let Some(time) = started.and_then(|pid| run_time(&self.root, pid)) {
-            self.cpu += time;
         }
         // It takes its regions down while we wait, and is gone before anybody
         // could ask what that took: as long as we waited.
@@ -488,7 +499,6 @@ impl AccessSampler for DamonSampler {
         }
         self.stop();
         self.make()?;
-        self.turn = self.turn.wrapping_add(1);
         self.assign()?;
         self.frames.locate();
         self.resolve();
@@ -497,6 +507,9 @@ impl AccessSampler for DamonSampler {
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
         self.read()?;
+        if let Some(time) = self.running.and_then(|pid| run_time(&self.root, pid)) {
+            self.running_cpu = time;
+        }
         self.frames.locate();
         for watch in &self.watches {
             for index in watch.samples.clone() {
@@ -514,6 +527,10 @@ impl AccessSampler for DamonSampler {
         }
         seen.end_scan();
         Ok(())
+    }
+
+    fn capacity(&self) -> u64 {
+        self.most as u64
     }
 
     fn rest(&mut self) {
@@ -556,9 +573,12 @@ fn by_target(samples: &[Sample]) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// Samples that the limit of open files allows; raises the limit first, as far
-/// as the administrator lets us.
+/// as the administrator lets us. Each takes two files, and a target keeps those
+/// of twice as many as it has now.
 fn most_regions() -> usize {
-    let wanted = 2 * MAX_REGIONS as u64 * 9 / 8 + OTHER_FILES;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let others = OTHER_FILES + cpus;
+    let wanted = 5 * MAX_REGIONS as u64 + others;
     let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, _)) if soft >= wanted => soft,
         Ok((soft, hard)) => {
@@ -570,7 +590,7 @@ fn most_regions() -> usize {
         }
         Err(_) => 1024,
     };
-    let most = limit.saturating_sub(OTHER_FILES) / 2 * 8 / 9;
+    let most = limit.saturating_sub(others) / 5;
     usize::try_from(most)
         .unwrap_or(MAX_REGIONS)
         .clamp(1, MAX_REGIONS)

@@ -16,6 +16,7 @@ pub(super) struct Told {
     pub(super) tracepoint: Tracepoint,
     pid: Field,
     target: Field,
+    scheme: Field,
     start: Field,
     accesses: Field,
 }
@@ -31,6 +32,7 @@ impl Told {
         Ok(Self {
             pid: field("common_pid")?,
             target: field("target_idx")?,
+            scheme: field("scheme_idx")?,
             start: field("start")?,
             accesses: field("nr_accesses")?,
             tracepoint,
@@ -40,7 +42,14 @@ impl Told {
     /// Enters into the watches what `kdamond` has told since the last time;
     /// returns how many pages are told of for the first time.
     pub(super) fn read(&mut self, kdamond: Pid, watches: &mut [Watch]) -> io::Result<usize> {
-        let (pid, target, start, accesses) = (self.pid, self.target, self.start, self.accesses);
+        let Self {
+            pid,
+            target,
+            scheme,
+            start,
+            accesses,
+            ..
+        } = *self;
         let mut new = 0;
         self.tracepoint.drain(|event| {
             let get = |field: Field| field.get(event);
@@ -48,12 +57,14 @@ impl Told {
             if get(pid) != u64::try_from(kdamond.0).ok() {
                 return;
             }
-            let (Some(target), Some(start), Some(accesses)) =
-                (get(target), get(start), get(accesses))
+            let (Some(target), Some(scheme), Some(start), Some(accesses)) =
+                (get(target), get(scheme), get(start), get(accesses))
             else {
                 return;
             };
-            let watch = usize::try_from(target)
+            // Kernels before 6.13 give the two in each other's place; with a
+            // single scheme one of them is 0.
+            let watch = usize::try_from(target + scheme)
                 .ok()
                 .and_then(|i| watches.get_mut(i));
             if let Some(watch) = watch
@@ -61,7 +72,10 @@ impl Told {
             {
                 // It counts on from check to check.
                 let count = u32::try_from(accesses).unwrap_or(u32::MAX);
-                let accessed = count > std::mem::replace(&mut watch.counts[index], count);
+                // Buffers are read CPU by CPU: an older check may come later.
+                let last = &mut watch.counts[index];
+                let accessed = count > *last;
+                *last = count.max(*last);
                 let told = &mut watch.told[index];
                 new += usize::from(told.is_none());
                 *told = Some(accessed || *told == Some(true));

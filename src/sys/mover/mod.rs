@@ -77,8 +77,6 @@ struct Turn {
 #[derive(Clone, Copy, Debug)]
 struct Room {
     left: Bytes,
-    /// What must stay free there: read once a turn.
-    reserve: Bytes,
     read_at: Instant,
 }
 
@@ -201,8 +199,8 @@ impl SysMover {
             return Bytes(u64::MAX);
         };
         if room.left < bytes || room.read_at.elapsed() >= ROOM_LASTS {
-            if let Ok(usage) = residency::usage_of(&self.root, to) {
-                room.left = usage.free.saturating_sub(room.reserve);
+            if let Ok(memory) = residency::memory_of(&self.root, to) {
+                room.left = memory.room();
             }
             room.read_at = Instant::now();
         }
@@ -353,16 +351,12 @@ fn fitting(items: &[Item], bytes: Bytes) -> usize {
 /// What every node can take now.
 fn rooms(root: &Root) -> HashMap<NodeId, Room> {
     let read_at = Instant::now();
-    let nodes = residency::usage(root).unwrap_or_default();
+    let nodes = residency::memory(root).unwrap_or_default();
     nodes
         .into_iter()
-        .map(|usage| {
-            let room = Room {
-                left: usage.free.saturating_sub(usage.reserve),
-                reserve: usage.reserve,
-                read_at,
-            };
-            (usage.node, room)
+        .map(|memory| {
+            let left = memory.room();
+            (memory.usage.node, Room { left, read_at })
         })
         .collect()
 }

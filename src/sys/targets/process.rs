@@ -20,15 +20,15 @@ const NANOS_PER_TICK: u64 = 1_000_000_000 / 100;
 
 /// What `/proc/PID/stat` (or a thread's) tells in one read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stat {
+pub(in crate::sys) struct Stat {
     pub(super) comm: String,
     pub(super) state: u8,
     pub(super) parent: Pid,
     pub(super) kernel_thread: bool,
     /// User and system time, in whole ticks.
-    pub(super) ticks: Nanos,
+    pub(in crate::sys) ticks: Nanos,
     /// Ticks after boot at which it began: with the pid, its identity.
-    pub(super) start_time: u64,
+    pub(in crate::sys) start_time: u64,
     /// The CPU that it ran on last.
     pub(super) processor: u32,
 }
@@ -55,7 +55,7 @@ impl Stat {
     }
 
     /// Of a process; `None` when there is none.
-    pub(super) fn of(root: &Root, pid: Pid) -> Option<Self> {
+    pub(in crate::sys) fn of(root: &Root, pid: Pid) -> Option<Self> {
         Self::read(root, &format!("{pid}/stat"))
     }
 

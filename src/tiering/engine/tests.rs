@@ -84,6 +84,7 @@ fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> Observation
             elapsed: Nanos::from_secs(10),
             ..EpochCost::default()
         },
+        capacity: u64::MAX,
         outcome: MoveOutcome::default(),
     }
 }

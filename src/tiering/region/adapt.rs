@@ -1,6 +1,6 @@
 //! Splits and merges regions by an epoch's counts.
 
-use super::{Pages, Region, RegionMap, edges};
+use super::{Known, Pages, Region, RegionMap, edges};
 use crate::tiering::observation::{Sample, Tally};
 use crate::tiering::settings::SplitRule;
 use crate::units::{Bytes, VirtAddr};
@@ -130,7 +130,9 @@ impl Stats {
     }
 }
 
+/// Folds in the counts of `region` by the rules that remember no places.
 fn fold(region: &mut Region, samples: &[(Sample, Tally)], scans: u8, thresholds: Thresholds) {
+    region.known = Known::NOTHING;
     if let Some(stats) = Stats::of(samples, scans) {
         region.fold(stats.mean, thresholds.ema);
         region.contrast = stats.contrast;

@@ -25,9 +25,9 @@ use super::{Known, Region};
 use crate::tiering::observation::{Sample, Tally};
 use crate::units::{PAGE_BYTES, PageRange, VirtAddr};
 
-/// Most runs of equal samples that are cut by likelihood; of more, which only
-/// noise brings about, no cut is sought.
-const MOST_RUNS: usize = 512;
+/// Most beginnings of a segment that are kept open while the cuts are sought: it
+/// bounds the work, and the length of a segment to so many runs of equal samples.
+const MOST_OPEN: usize = 512;
 /// Price of a cut. A sample of 3 of 3 scans beside one of 0 gains 4.16, and one
 /// between two such gains 5.73 by two cuts: both are to pay. One of 2 beside one
 /// of 0 gains 1.91, one of 1 among twenty of 0 gains 3.2 by two: chance.
@@ -103,8 +103,12 @@ pub(super) fn cut(
             }
         };
         let mine = &points[first..next];
-        out.push(piece(&region, (begin, edge), mine, scans, thresholds.ema));
-        (begin, first) = (edge, next);
+        let range = PageRange::new(VirtAddr(begin * PAGE_BYTES), VirtAddr(edge * PAGE_BYTES));
+        debug_assert!(range.is_some(), "cuts ascend");
+        if let Some(range) = range {
+            out.push(piece(&region, range, mine, scans, thresholds.ema));
+            (begin, first) = (edge, next);
+        }
     }
 }
 
@@ -116,8 +120,10 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
     }
     let past = f64::from(region.latest);
     let contradicts = |p: &Point| (p.count(scans) - past).abs() > split;
-    // More than one sample, and not one that agrees: it is all different now.
-    if points.len() > 1 && points.iter().all(contradicts) {
+    // Several samples, and not one that agrees: it is all different now. Two do
+    // where they speak for all of it.
+    let several = points.len() > 2 || (points.len() == 2 && region.range.pages() <= 4 * reach);
+    if several && points.iter().all(contradicts) {
         return;
     }
     let Known { first, last } = region.known;
@@ -165,16 +171,9 @@ fn edge(
     (up <= first).then_some(up)
 }
 
-/// The part of a region from page `begin` to `end`, with the points in it.
-fn piece(
-    region: &Region,
-    (begin, end): (u64, u64),
-    points: &[Point],
-    scans: f64,
-    ema: f32,
-) -> Region {
-    let range = PageRange::new(VirtAddr(begin * PAGE_BYTES), VirtAddr(end * PAGE_BYTES));
-    let mut piece = region.part(range.unwrap_or(region.range));
+/// The part of a region in `range`, with the points in it.
+fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f32) -> Region {
+    let mut piece = region.part(range);
     let Known { first, last } = region.known;
     let was_known =
         region.known.is_empty() || points.iter().any(|p| (first..=last).contains(&p.page));
@@ -222,7 +221,7 @@ fn segments(points: &[Point]) -> Vec<usize> {
     let mut runs: Vec<usize> = (0..points.len())
         .filter(|&i| i == 0 || !same(&points[i - 1], &points[i]))
         .collect();
-    if runs.len() == 1 || runs.len() > MOST_RUNS {
+    if runs.len() <= 1 {
         return vec![0];
     }
     runs.push(points.len());
@@ -251,6 +250,9 @@ fn segments(points: &[Point]) -> Vec<usize> {
         // What is worse than a cut here never begins a best segment later on.
         let mut costs = costs.into_iter();
         open.retain(|_| costs.next().is_some_and(|cost| cost <= least + CUT_PENALTY));
+        if open.len() == MOST_OPEN {
+            open.remove(0);
+        }
     }
     let mut starts = Vec::new();
     let mut j = runs.len() - 1;

@@ -64,10 +64,11 @@ impl Known {
     }
 
     fn within(self, range: PageRange) -> Self {
-        Self {
+        let part = Self {
             first: self.first.max(range.start().page_index()),
             last: self.last.min(range.end().page_index() - 1),
-        }
+        };
+        if part.is_empty() { Self::NOTHING } else { part }
     }
 }
 

@@ -294,18 +294,20 @@ proptest! {
     /// sorted, disjoint, and cover exactly what is eligible; no page is lost.
     #[test]
     fn regions_cover_exactly_what_is_eligible(
-        steps in prop::collection::vec((eligible(), prop::collection::vec((0_u64..256, 0_u8..4), 0..40)), 1..8),
-        at_edges: bool,
+        steps in prop::collection::vec(
+            (eligible(), prop::collection::vec((0_u64..256, 0_u8..4), 0..40), 0_usize..3),
+            1..8,
+        ),
     ) {
-        let rule = if at_edges { SplitRule::Edges } else { SplitRule::Halves };
-        let thresholds = Thresholds {
-            minimum: Bytes(PAGE_BYTES),
-            reach: Bytes(8 * PAGE_BYTES),
-            rule,
-            ..THRESHOLDS
-        };
         let mut map = RegionMap::default();
-        for (epoch, (ranges, counts)) in (1..).zip(steps) {
+        for (epoch, (ranges, counts, rule)) in (1..).zip(steps) {
+            // The rule may be another one after a reload.
+            let thresholds = Thresholds {
+                minimum: Bytes(PAGE_BYTES),
+                reach: Bytes(8 * PAGE_BYTES),
+                rule: SplitRule::CHOICES[rule].1,
+                ..THRESHOLDS
+            };
             map.sync(&ranges, Bytes(16 * PAGE_BYTES));
             for r in &ranges {
                 for region in map.regions().to_vec() {
