@@ -22,7 +22,7 @@ const NOT_YET: f64 = 0.15;
 /// Epochs after which little is moved any more.
 const SETTLED: u64 = 8;
 
-/// Adds up from outside what kdamonds use, each of which lives for one scan:
+/// Adds up from outside what kdamonds use, each of which lives for one epoch:
 /// the scheduler's own tracepoint tells when they get a CPU and when they leave it.
 struct Onlooker {
     dir: PathBuf,
