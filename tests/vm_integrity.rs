@@ -9,7 +9,10 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Site, Workload, body, in_guest, kdamond_count, locate, pid_of, short_or_full};
+use common::{
+    PATIENCE, Site, Workload, body, in_guest, kdamond_count, locate, pid_of, short_or_full,
+    wait_for,
+};
 use hmkeeper::demo::workload::lines::Line;
 use hmkeeper::sys::move_pages::{Status, move_to};
 use hmkeeper::units::{Bytes, NodeId, VirtAddr};
@@ -136,7 +139,14 @@ fn a_killed_daemon_leaves_nothing_behind() {
     for _ in 0..short_or_full(3, 20) {
         let mut daemon = site.start();
         daemon.until_watching(workload.pid());
-        assert_eq!(kdamond_count(), 1, "it has one kdamond, after a crash too");
+        wait_for(
+            "its one kdamond, after a crash too",
+            PATIENCE,
+            || match kdamond_count() {
+                1 => Ok(()),
+                count => Err(count.to_string()),
+            },
+        );
         std::thread::sleep(Duration::from_millis(random.below(6000)));
         daemon.kill();
         left_behind += u64::from(kdamond_count() > 0);

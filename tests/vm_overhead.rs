@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 
-use common::{Daemon, Site, Workload, body, in_guest, percent, short_or_full, target};
+use common::{Daemon, Site, Workload, body, in_guest, long, percent, short_or_full, target};
 use hmkeeper::sys::process::cpu_time;
 use hmkeeper::sys::root::Root;
 
@@ -89,16 +89,14 @@ fn seconds(pid: u32) -> f64 {
 
 /// What the daemon and `/proc` say of its CPU time now, right after an epoch:
 /// its own threads, then its kdamonds.
-fn both(daemon: &Daemon, kernel: &Onlooker) -> [(f64, f64); 2] {
+fn both(daemon: &Daemon, kernel: Option<&Onlooker>) -> Vec<(f64, f64)> {
     daemon.epochs(1);
     let metrics = daemon.metrics();
     let proc = seconds(daemon.pid());
-    let proc_kernel = kernel.seconds();
     let of = |kind| metrics.value("hmkeeper_own_cpu_seconds_total", &[("kind", kind)]);
-    [
-        (of("profiling") + of("migration") + of("other"), proc),
-        (of("kdamonds"), proc_kernel),
-    ]
+    let threads = (of("profiling") + of("migration") + of("other"), proc);
+    let kdamonds = kernel.map(|kernel| (of("kdamonds"), kernel.seconds()));
+    [threads].into_iter().chain(kdamonds).collect()
 }
 
 fn agrees(sampler: &str) {
@@ -115,19 +113,24 @@ fn agrees(sampler: &str) {
     site.write_config(&body(workload.pid(), &format!("sampler = \"{sampler}\"")));
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());
-    let kernel = Onlooker::start();
+    // Hooking into the scheduler rewrites its code, which an emulated CPU now and
+    // then trips over: the short form, which is run often, goes without.
+    let kernel = long().then(Onlooker::start);
+    if kernel.is_none() && sampler == "damon" {
+        println!("{sampler}: the long form alone compares the kdamonds' time");
+    }
 
     // Both ends of the measurement are quiet: what the daemon does after an
     // epoch's end, above all moving, is in its metrics an epoch later.
     daemon.epochs(SETTLED);
-    let first = both(&daemon, &kernel);
+    let first = both(&daemon, kernel.as_ref());
     workload.go();
     let during = workload.throughput(short_or_full(12, 60));
     daemon.epochs(SETTLED);
-    let last = both(&daemon, &kernel);
-    for (what, index, not_yet) in [("its threads", 0, NOT_YET), ("its kdamonds", 1, 0.005)] {
-        let said = last[index].0 - first[index].0;
-        let is = last[index].1 - first[index].1;
+    let last = both(&daemon, kernel.as_ref());
+    let whose = [("its threads", NOT_YET), ("its kdamonds", 0.005)];
+    for ((what, not_yet), (first, last)) in whose.into_iter().zip(first.iter().zip(&last)) {
+        let (said, is) = (last.0 - first.0, last.1 - first.1);
         println!("{sampler}: {what}: {said:.3} s by its metrics, {is:.3} s by the kernel");
         assert!(
             (said - is).abs() <= is * AGREE + not_yet,

@@ -3,6 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -68,6 +69,8 @@ pub(super) struct Plan {
 pub(super) struct Handle {
     commands: mpsc::Sender<Command>,
     waker: Waker,
+    /// Set while a command waits: the mover ends its turn for it.
+    halt: Arc<AtomicBool>,
     /// What it publishes.
     pub(super) snapshots: Arc<watch::Sender<Arc<Snapshot>>>,
     /// Its pulse.
@@ -79,6 +82,7 @@ impl Handle {
     /// it the sender of its answer.
     pub(super) fn send(&self, command: Command) {
         let _ = self.commands.send(command);
+        self.halt.store(true, Ordering::Relaxed);
         self.waker.wake();
     }
 
@@ -168,6 +172,7 @@ struct Worker {
     epochs: Option<u64>,
     cpus: usize,
     commands: mpsc::Receiver<Command>,
+    halt: Arc<AtomicBool>,
     snapshots: Arc<watch::Sender<Arc<Snapshot>>>,
     heart: Arc<Heart>,
 }
@@ -180,11 +185,12 @@ impl Worker {
         let sampler = sampler::open(&root, config.sampler, &config.daemon.state_dir)?;
         let kind = AccessSampler::kind(&*sampler);
         let (clock, waker) = SysClock::new();
+        let halt = Arc::new(AtomicBool::new(false));
         let ports = Ports {
             targets: Box::new(SysTargets::new(&root, &tiers)),
             sampler,
             residency: Box::new(SysResidency::new(&root)),
-            mover: Box::new(SysMover::new(&root)),
+            mover: Box::new(SysMover::new(&root).halted_by(Arc::clone(&halt))),
             clock: Box::new(clock),
         };
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -210,6 +216,7 @@ impl Worker {
             epochs: plan.epochs,
             cpus,
             commands: receiver,
+            halt: Arc::clone(&halt),
             snapshots: Arc::clone(&snapshots),
             heart: Arc::clone(&heart),
         };
@@ -218,6 +225,7 @@ impl Worker {
         let handle = Handle {
             commands,
             waker,
+            halt,
             snapshots,
             heart,
         };
@@ -229,6 +237,8 @@ impl Worker {
         let mut failures = 0;
         let mut left = self.epochs;
         loop {
+            // Before the commands are taken: one that comes later sets it again.
+            self.halt.store(false, Ordering::Relaxed);
             while let Ok(command) = self.commands.try_recv() {
                 if self.obey(command) {
                     return Ok(());

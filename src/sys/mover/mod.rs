@@ -22,6 +22,8 @@ mod refused;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use self::batch::{Fate, Item, Pace};
@@ -56,11 +58,14 @@ pub struct SysMover {
     small: Pace,
     huge: Pace,
     cpu: Nanos,
+    /// Somebody waits for the end of the turn.
+    halt: Arc<AtomicBool>,
 }
 
 /// One call of [`PageMover::apply`] under way.
 struct Turn {
     start: Instant,
+    halt: Arc<AtomicBool>,
     limits: MoveLimits,
     moved: Bytes,
     /// Destinations that are full, and pairs that the kernel forbids.
@@ -86,9 +91,11 @@ impl Turn {
         self.limits.bytes.saturating_sub(self.moved)
     }
 
-    /// Whether a limit says to stop.
+    /// Whether a limit says to stop, or somebody waits.
     fn is_over(&self) -> bool {
-        Nanos::from(self.start.elapsed()) >= self.limits.time || self.moved >= self.limits.bytes
+        self.halt.load(Ordering::Relaxed)
+            || Nanos::from(self.start.elapsed()) >= self.limits.time
+            || self.moved >= self.limits.bytes
     }
 }
 
@@ -103,7 +110,15 @@ impl SysMover {
             small: Pace::small(),
             huge: Pace::huge(),
             cpu: Nanos::ZERO,
+            halt: Arc::default(),
         }
+    }
+
+    /// Ends a turn early, the rest deferred, while this is set.
+    #[must_use]
+    pub fn halted_by(mut self, halt: Arc<AtomicBool>) -> Self {
+        self.halt = halt;
+        self
     }
 
     /// Looks up what a group's moves are about; each item knows its move. What
@@ -284,6 +299,7 @@ impl PageMover for SysMover {
         self.refused.next_turn();
         let mut turn = Turn {
             start: Instant::now(),
+            halt: Arc::clone(&self.halt),
             limits,
             moved: Bytes::ZERO,
             full: HashSet::new(),
@@ -365,9 +381,13 @@ fn rooms(root: &Root) -> HashMap<NodeId, Room> {
 fn pace_to_rate(turn: &Turn) {
     let rate = turn.limits.rate.0.max(1);
     let due = Nanos::from_secs_f64(turn.moved.as_f64() / rate as f64);
-    let now = Nanos::from(turn.start.elapsed());
-    let wait = due.min(turn.limits.time).saturating_sub(now);
-    if wait > Nanos::ZERO {
+    let due = due.min(turn.limits.time);
+    while !turn.is_over() {
+        let now = Nanos::from(turn.start.elapsed());
+        let wait = due.saturating_sub(now).min(RATE_SLICE);
+        if wait == Nanos::ZERO {
+            break;
+        }
         std::thread::sleep(wait.into());
     }
 }
