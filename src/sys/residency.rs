@@ -52,8 +52,9 @@ impl Residency for SysResidency {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Memory {
     pub(super) usage: NodeUsage,
-    /// What lies above the low watermarks. The kernel compares these with what
-    /// is free without the lists of each CPU, although it serves from them first.
+    /// What lies above the least watermarks, below which whoever allocates has to
+    /// reclaim first. The kernel compares these with what is free without the
+    /// lists of each CPU, although it serves from them first.
     brink: Bytes,
 }
 
@@ -127,14 +128,14 @@ fn of_meminfo(root: &Root, node: NodeId) -> Result<Memory, PortError> {
 fn of_zones(zoneinfo: &str, node: NodeId) -> Option<Memory> {
     let (mut total, mut free, mut listed, mut reserve, mut brink) = (0, 0, 0, 0, 0);
     let mut ours = false;
-    let (mut here, mut low, mut high, mut managed) = (0, 0, 0, 0);
+    let (mut here, mut min, mut high, mut managed) = (0, 0, 0, 0);
     for line in zoneinfo.lines() {
         if let Some(rest) = line.strip_prefix("Node ") {
             ours = rest
                 .split(',')
                 .next()
                 .is_some_and(|n| n.trim().parse() == Ok(node.0));
-            (here, low, high, managed) = (0, 0, 0, 0);
+            (here, min, high, managed) = (0, 0, 0, 0);
         } else if ours {
             // "        high     1234", never "high:" of the per-CPU lists.
             let mut words = line.split_whitespace();
@@ -144,7 +145,7 @@ fn of_zones(zoneinfo: &str, node: NodeId) -> Option<Memory> {
                     free += here;
                 }
                 (Some("count:"), value) => listed += number(value),
-                (Some("low"), value) => low = number(value),
+                (Some("min"), value) => min = number(value),
                 (Some("high"), value) => high = number(value),
                 (Some("managed"), value) => {
                     managed = number(value);
@@ -155,7 +156,7 @@ fn of_zones(zoneinfo: &str, node: NodeId) -> Option<Memory> {
                     let last = line.trim_end_matches(')').rsplit([' ', '(']).next();
                     let protection = number(last);
                     reserve += (high + protection).min(managed);
-                    brink += here.saturating_sub(low + protection);
+                    brink += here.saturating_sub(min + protection);
                 }
                 _ => {}
             }
@@ -207,7 +208,7 @@ Node 0, zone    DMA32
         protection: (0, 0, 4000, 4000)
 Node 0, zone   Normal
   pages free     2000
-        low      800
+        min      800
         high     1000
         managed  100000
         protection: (0, 0, 0, 0)

@@ -16,8 +16,11 @@
 //!        29: padding    30: time extend    31: absolute time
 //! ```
 //!
-//! **Properties.** No event but the wanted one is hooked into. A dropped instance
-//! is removed; one of a killed process is
+//! **Cost.** While any event is enabled the kernel notes the names of tasks as they
+//! take turns, some ns a switch, unless the host's `options/record-cmd` is 0: an
+//! instance inherits that and has no such option of its own.
+//!
+//! **Properties.** A dropped instance is removed; one of a killed process is
 //! swept away. Nothing else of the tracing system is changed.
 
 use std::fs::{self, File, OpenOptions};
@@ -145,8 +148,6 @@ impl Tracepoint {
         tracepoint.kind = tracepoint
             .field("common_type")
             .ok_or_else(|| malformed("an event without a type"))?;
-        // Else the kernel hooks into every switch of tasks, to note their names.
-        put(&tracepoint.dir.join("options/record-cmd"), "0")?;
         put(&tracepoint.event.join("enable"), "1")?;
         for cpu in fs::read_dir(tracepoint.dir.join("per_cpu"))? {
             let pipe = OpenOptions::new()

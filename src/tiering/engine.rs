@@ -45,9 +45,6 @@ const STUCK_EPOCHS: u64 = 16;
 /// than samples (HM-Keeper §1.2 leaves the step open).
 const MERGE_STEP: f32 = 0.1;
 
-/// Epochs' limits that may be owed at most.
-const DEBT_EPOCHS: f64 = 4.0;
-
 /// Weight of the newest epoch in where a target's CPUs are.
 const SHARE_EMA: f64 = 0.3;
 /// A target's view of the tiers changes only when the share of its CPU time on
@@ -62,9 +59,6 @@ struct Tracked {
     /// How far τ1 is raised, in shares of the scans.
     raised: f32,
     cpu_time: Option<Nanos>,
-    /// CPU nanoseconds that watching it has cost beyond the limit and that are
-    /// still to be saved.
-    debt: f64,
     /// Epochs in a row in which it was busy and no sample was seen accessed.
     silent: u32,
     /// Share of its CPU time per node: smoothed, and as its view was made of.
@@ -80,7 +74,6 @@ impl Default for Tracked {
             map: RegionMap::default(),
             raised: 0.0,
             cpu_time: None,
-            debt: 0.0,
             silent: 0,
             cpu_share: BTreeMap::new(),
             view_share: Vec::new(),
@@ -266,21 +259,12 @@ impl Engine {
         // An idle target is watched as if it used a tenth of a CPU, or it
         // would never be seen to wake.
         let floor = Nanos(elapsed.0 / 10);
-        let limit = cpu.max(floor).0 as f64 * profiling.overhead_limit;
-        let part = match pairs.len() {
-            0 => 1.0 / seen.targets.len().max(1) as f64,
-            all => mine.len() as f64 / all as f64,
-        };
-        let spent = (seen.cost.profiling + seen.cost.kdamonds + seen.cost.other).0 as f64 * part;
-        // Not more than is saved in a few epochs, as after one long stall.
-        tracked.debt = (tracked.debt + spent - limit).clamp(0.0, DEBT_EPOCHS * limit);
         let quota = sampling::sample_quota(
             cpu.max(floor),
             profiling.overhead_limit,
             self.cost,
             profiling.scans,
             seen.targets.len(),
-            tracked.debt,
         );
         let quota = quota.min(seen.capacity / seen.targets.len().max(1) as u64);
         let regions = tracked.map.regions().len() as u64;

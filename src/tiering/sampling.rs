@@ -49,7 +49,7 @@ const BIT_SET_AGAIN: Nanos = Nanos(100);
 const PAGE_MOVED: Nanos = Nanos(1_000);
 
 /// The measured cost of one scan of one sample (`one_scan_overhead`), and of
-/// what an epoch costs besides: maps, residency, deciding, telling.
+/// what an epoch costs besides: maps, residency, deciding.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ScanCost {
     nanos: Option<f64>,
@@ -64,7 +64,7 @@ impl ScanCost {
         }
         let spent = cost.scanning + cost.kdamonds;
         let new = spent.0 as f64 / cost.scanned as f64;
-        let fixed = (cost.profiling.saturating_sub(cost.scanning) + cost.other).0 as f64;
+        let fixed = cost.profiling.saturating_sub(cost.scanning).0 as f64;
         let average = |new: f64, old: f64| COST_EMA * new + (1.0 - COST_EMA) * old;
         self.fixed = self.nanos.map_or(fixed, |_| average(fixed, self.fixed));
         self.nanos = Some(self.nanos.map_or(new, |old| average(new, old)));
@@ -82,9 +82,9 @@ impl ScanCost {
 }
 
 /// Eq. 8.1 for one of `targets` targets: samples per epoch that its `cpu_time`
-/// pays for, less its part of what profiling costs anyway, and less `debt`, what
-/// earlier epochs spent beyond the limit. A tenth of the limit is always spent on
-/// samples, and at least one is taken, or the cost would never be measured again.
+/// pays for, less its part of what profiling costs anyway. A tenth of the
+/// limit is always spent on samples, and at least one is taken, or the cost
+/// would never be measured again.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn sample_quota(
     cpu_time: Nanos,
@@ -92,10 +92,9 @@ pub fn sample_quota(
     cost: ScanCost,
     scans: u8,
     targets: usize,
-    debt: f64,
 ) -> u64 {
     let limit = cpu_time.0 as f64 * overhead_limit;
-    let left = limit - cost.fixed_nanos() / targets.max(1) as f64 - debt;
+    let left = limit - cost.fixed_nanos() / targets.max(1) as f64;
     let samples = left.max(limit / 10.0) / (cost.nanos() * f64::from(scans.max(1)));
     // `as` saturates.
     (samples as u64).max(1)
@@ -400,11 +399,9 @@ mod tests {
             scanned: 100,
             ..EpochCost::default()
         });
-        let quota = |cpu, debt| sample_quota(cpu, 0.05, cost, 3, 1, debt);
-        assert_eq!(quota(Nanos::from_secs(10), 0.0), 131_233);
-        // 127 ms too much before: 500 - 127 ms.
-        assert_eq!(quota(Nanos::from_secs(10), 127e6), 97_900);
-        assert_eq!(quota(Nanos::ZERO, 0.0), 1);
+        let quota = |cpu| sample_quota(cpu, 0.05, cost, 3, 1);
+        assert_eq!(quota(Nanos::from_secs(10)), 131_233);
+        assert_eq!(quota(Nanos::ZERO), 1);
     }
 
     #[test]
@@ -417,14 +414,11 @@ mod tests {
             ..EpochCost::default()
         });
         // 2 us a scan. 10 s x 5 % = 500 ms; 200 ms go elsewhere.
-        let quota = |targets| sample_quota(Nanos::from_secs(10), 0.05, cost, 3, targets, 0.0);
+        let quota = |targets| sample_quota(Nanos::from_secs(10), 0.05, cost, 3, targets);
         assert_eq!(quota(1), 50_000);
         assert_eq!(quota(2), 400_000_000 / 6_000);
         // 1 s x 5 % is less than what goes elsewhere: a tenth remains.
-        assert_eq!(
-            sample_quota(Nanos::from_secs(1), 0.05, cost, 3, 1, 0.0),
-            833
-        );
+        assert_eq!(sample_quota(Nanos::from_secs(1), 0.05, cost, 3, 1), 833);
     }
 
     #[test]

@@ -582,11 +582,11 @@ fn most_regions() -> usize {
     let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, _)) if soft >= wanted => soft,
         Ok((soft, hard)) => {
-            let raised = wanted.min(hard);
-            match setrlimit(Resource::RLIMIT_NOFILE, raised, hard) {
-                Ok(()) => raised,
-                Err(_) => soft,
-            }
+            // Above the hard limit with CAP_SYS_RESOURCE only.
+            let tries = [(wanted, wanted.max(hard)), (wanted.min(hard), hard)];
+            let set =
+                |&(soft, hard): &(u64, u64)| setrlimit(Resource::RLIMIT_NOFILE, soft, hard).is_ok();
+            tries.iter().find(|t| set(t)).map_or(soft, |t| t.0)
         }
         Err(_) => 1024,
     };
