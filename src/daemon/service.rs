@@ -27,8 +27,8 @@ use crate::units::Pid;
 const NUDGE: Duration = Duration::from_secs(5);
 /// Requests that may wait to be looked at.
 const CALLS_MAX: usize = 64;
-/// After a signal the loop ends at once, or when the moves of the epoch under
-/// way are over, 10 s at most; a loop that does not is hung.
+/// After a signal the loop ends at once, or when the call that moves pages is
+/// over; a loop that does not is hung.
 const GOODBYE: Duration = Duration::from_secs(60);
 
 /// What the tasks share.

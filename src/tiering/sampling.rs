@@ -49,7 +49,7 @@ const BIT_SET_AGAIN: Nanos = Nanos(100);
 const PAGE_MOVED: Nanos = Nanos(1_000);
 
 /// The measured cost of one scan of one sample (`one_scan_overhead`), and of
-/// what an epoch costs besides: maps, residency, deciding.
+/// what an epoch's profiling costs besides: maps, residency, deciding.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ScanCost {
     nanos: Option<f64>,
@@ -177,8 +177,8 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
 
 /// Deals `total` samples out to the regions where the hotness of neighbours
 /// differs: one to each, then one to each side of an edge that is not yet known
-/// as closely as regions are split, as long as these take no more than half of what is left, then
-/// the rest by length.
+/// as closely as regions are split, as long as these take no more than half of
+/// what is left, then the rest by length.
 pub(super) fn deal_to_edges(map: &mut RegionMap, total: u64, turn: u64, thresholds: Thresholds) {
     let regions = map.regions_mut();
     let count = regions.len() as u64;
@@ -276,6 +276,7 @@ pub(super) fn draw(
     rng: &mut Rng,
     out: &mut Vec<Sample>,
 ) {
+    let before = out.len();
     for region in map.regions() {
         let range = region.range();
         let unit = region.folio_bytes().max(PAGE_BYTES) / PAGE_BYTES;
@@ -322,20 +323,11 @@ pub(super) fn draw(
             out.push(Sample { target, pid, addr });
         }
         out[mine..].sort_unstable_by_key(|sample| sample.addr);
-        dedup_from(out, mine);
     }
-}
-
-/// Removes repeated samples from `begin` on.
-fn dedup_from(out: &mut Vec<Sample>, begin: usize) {
-    let mut kept = begin;
-    for i in begin..out.len() {
-        if i == begin || out[i].addr != out[kept - 1].addr {
-            out[kept] = out[i];
-            kept += 1;
-        }
-    }
-    out.truncate(kept);
+    // What was aimed at may have been drawn as well.
+    let mut drawn = out.split_off(before);
+    drawn.dedup();
+    out.append(&mut drawn);
 }
 
 /// The page that is watched for a group of [`DENSEST`] of them, always the same
@@ -370,12 +362,8 @@ mod tests {
     }
 
     const THRESHOLDS: Thresholds = Thresholds {
-        merge: 1.0,
-        split: 2.0,
-        minimum: Bytes(64 << 10),
-        reach: Bytes(1 << 20),
         rule: SplitRule::Edges,
-        ema: 0.5,
+        ..Thresholds::FOR_TESTS
     };
 
     fn tally(accessed: bool) -> Tally {

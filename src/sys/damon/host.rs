@@ -5,19 +5,23 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
-use super::DamonSampler;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
 use super::sysfs::Admin;
+use super::{DamonSampler, MAX_REGIONS};
 use crate::ports::{AccessSampler, PortError};
 use crate::sys::own_pages::{OwnPages, own_pid};
 use crate::sys::root::Root;
 use crate::sys::state::{Owner, StateDir};
 use crate::sys::trace;
 use crate::tiering::observation::{AccessSet, Sample, TargetId};
-use crate::units::{Nanos, PAGE_BYTES};
+use crate::units::{Nanos, PAGE_BYTES, Pid};
 
 /// The modules of DAMON that, while they run, forbid all kdamonds but their own.
 const EXCLUSIVE: [&str; 3] = ["damon_stat", "damon_reclaim", "damon_lru_sort"];
 
+/// Open files that the rest of the daemon may need.
+const OTHER_FILES: u64 = 512;
 /// How long two pages of our own are watched.
 const TRIAL_MILLIS: u64 = 20;
 
@@ -169,4 +173,45 @@ pub(super) fn busy_remedy(root: &Root) -> String {
     } else {
         running.join(", ")
     }
+}
+
+/// Samples that the limit of open files allows; raises the limit first, as far
+/// as the administrator lets us. Each takes two files, and a target keeps those
+/// of twice as many as it has now.
+pub(super) fn most_regions() -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let others = OTHER_FILES + cpus;
+    let wanted = 5 * MAX_REGIONS as u64 + others;
+    let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((soft, _)) if soft >= wanted => soft,
+        Ok((soft, hard)) => {
+            // Above the hard limit with CAP_SYS_RESOURCE only.
+            let tries = [(wanted, wanted.max(hard)), (wanted.min(hard), hard)];
+            let set =
+                |&(soft, hard): &(u64, u64)| setrlimit(Resource::RLIMIT_NOFILE, soft, hard).is_ok();
+            tries.iter().find(|t| set(t)).map_or(soft, |t| t.0)
+        }
+        Err(_) => 1024,
+    };
+    let most = limit.saturating_sub(others) / 5;
+    usize::try_from(most)
+        .unwrap_or(MAX_REGIONS)
+        .clamp(1, MAX_REGIONS)
+}
+
+/// Time that a thread has run, from `/proc/PID/schedstat` in nanoseconds;
+/// `stat` counts ticks of 10 ms, longer than a kdamond runs in a scan.
+pub(super) fn run_time(root: &Root, pid: Pid) -> Option<Nanos> {
+    let text = fs::read_to_string(root.proc(pid.to_string()).join("schedstat")).ok()?;
+    text.split_ascii_whitespace()
+        .next()?
+        .parse()
+        .ok()
+        .map(Nanos)
+}
+
+/// Whether a process exists and has memory of its own.
+pub(super) fn has_memory(root: &Root, pid: Pid) -> bool {
+    fs::read_to_string(root.proc(pid.to_string()).join("statm"))
+        .is_ok_and(|text| text.split_ascii_whitespace().next() != Some("0"))
 }

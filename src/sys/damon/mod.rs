@@ -38,7 +38,6 @@ mod host;
 mod sysfs;
 mod told;
 
-use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Range;
@@ -46,9 +45,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-
-use self::host::busy_remedy;
+use self::host::{busy_remedy, has_memory, most_regions, run_time};
 pub use self::host::{clean_up, operations, try_own_page};
 pub(super) use self::host::{kdamond_count, running_modules};
 use self::sysfs::{Admin, Intervals, Regions, errno};
@@ -70,8 +67,6 @@ const MIN_CHECK_MICROS: u64 = 5_000;
 const AGGREGATION_CHECKS: u64 = 10_000;
 /// Samples watched per scan: each is a directory of files to the kernel.
 const MAX_REGIONS: usize = 8192;
-/// Open files that the rest of the daemon may need.
-const OTHER_FILES: u64 = 512;
 /// A tick of the slowest kernel clock, 100 Hz.
 const TICK: Nanos = Nanos(10_000_000);
 /// How often a late check is asked for, and for how long at most. On a machine
@@ -570,45 +565,4 @@ fn by_target(samples: &[Sample]) -> impl Iterator<Item = Range<usize>> {
         begin += count;
         Some(range)
     })
-}
-
-/// Samples that the limit of open files allows; raises the limit first, as far
-/// as the administrator lets us. Each takes two files, and a target keeps those
-/// of twice as many as it has now.
-fn most_regions() -> usize {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-    let others = OTHER_FILES + cpus;
-    let wanted = 5 * MAX_REGIONS as u64 + others;
-    let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
-        Ok((soft, _)) if soft >= wanted => soft,
-        Ok((soft, hard)) => {
-            // Above the hard limit with CAP_SYS_RESOURCE only.
-            let tries = [(wanted, wanted.max(hard)), (wanted.min(hard), hard)];
-            let set =
-                |&(soft, hard): &(u64, u64)| setrlimit(Resource::RLIMIT_NOFILE, soft, hard).is_ok();
-            tries.iter().find(|t| set(t)).map_or(soft, |t| t.0)
-        }
-        Err(_) => 1024,
-    };
-    let most = limit.saturating_sub(others) / 5;
-    usize::try_from(most)
-        .unwrap_or(MAX_REGIONS)
-        .clamp(1, MAX_REGIONS)
-}
-
-/// Time that a thread has run, from `/proc/PID/schedstat` in nanoseconds;
-/// `stat` counts ticks of 10 ms, longer than a kdamond runs in a scan.
-fn run_time(root: &Root, pid: Pid) -> Option<Nanos> {
-    let text = fs::read_to_string(root.proc(pid.to_string()).join("schedstat")).ok()?;
-    text.split_ascii_whitespace()
-        .next()?
-        .parse()
-        .ok()
-        .map(Nanos)
-}
-
-/// Whether a process exists and has memory of its own.
-fn has_memory(root: &Root, pid: Pid) -> bool {
-    fs::read_to_string(root.proc(pid.to_string()).join("statm"))
-        .is_ok_and(|text| text.split_ascii_whitespace().next() != Some("0"))
 }

@@ -67,20 +67,58 @@ impl Told {
             let watch = usize::try_from(target + scheme)
                 .ok()
                 .and_then(|i| watches.get_mut(i));
-            if let Some(watch) = watch
-                && let Ok(index) = watch.pages.binary_search(&VirtAddr(start))
-            {
-                // It counts on from check to check.
-                let count = u32::try_from(accesses).unwrap_or(u32::MAX);
-                // Buffers are read CPU by CPU: an older check may come later.
-                let last = &mut watch.counts[index];
-                let accessed = count > *last;
-                *last = count.max(*last);
-                let told = &mut watch.told[index];
-                new += usize::from(told.is_none());
-                *told = Some(accessed || *told == Some(true));
-            }
+            new += usize::from(watch.is_some_and(|w| enter(w, VirtAddr(start), accesses)));
         })?;
         Ok(new)
+    }
+}
+
+/// Enters that a page was seen accessed so many times since the kdamond was
+/// started; returns whether it is the first that is told of the page in this scan.
+fn enter(watch: &mut Watch, page: VirtAddr, accesses: u64) -> bool {
+    let Ok(index) = watch.pages.binary_search(&page) else {
+        return false;
+    };
+    let count = u32::try_from(accesses).unwrap_or(u32::MAX);
+    // Buffers are read CPU by CPU: an older check may come later.
+    let last = &mut watch.counts[index];
+    let accessed = count > *last;
+    *last = count.max(*last);
+    let told = &mut watch.told[index];
+    let is_first = told.is_none();
+    *told = Some(accessed || *told == Some(true));
+    is_first
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::damon::sysfs::Admin;
+
+    #[test]
+    fn what_is_told_counts_on_from_check_to_check() {
+        let pages = vec![VirtAddr(4096), VirtAddr(8192)];
+        let mut watch = Watch {
+            pid: Pid(1),
+            samples: 0..2,
+            counts: vec![0; 2],
+            told: vec![None; 2],
+            regions: Admin::new(&Root::host()).first().regions(0),
+            pages,
+        };
+        assert!(enter(&mut watch, VirtAddr(4096), 1));
+        assert!(enter(&mut watch, VirtAddr(8192), 0));
+        assert!(!enter(&mut watch, VirtAddr(1 << 60), 0), "a spare region");
+        assert_eq!(watch.told, [Some(true), Some(false)]);
+        // The next scan: nothing new of the first, an access of the second,
+        // whose earlier check comes late from another CPU.
+        watch.told.fill(None);
+        assert!(enter(&mut watch, VirtAddr(4096), 1));
+        assert!(enter(&mut watch, VirtAddr(8192), 1));
+        assert!(!enter(&mut watch, VirtAddr(8192), 0));
+        assert_eq!(watch.told, [Some(false), Some(true)]);
+        watch.told.fill(None);
+        assert!(enter(&mut watch, VirtAddr(8192), 1));
+        assert_eq!(watch.told[1], Some(false));
     }
 }

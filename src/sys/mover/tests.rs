@@ -35,18 +35,33 @@ fn moves_are_grouped_and_demotions_come_first() {
     );
 }
 
+const LIMITS: MoveLimits = MoveLimits {
+    time: Nanos::from_secs(1),
+    rate: Bandwidth(u64::MAX),
+    bytes: Bytes(u64::MAX),
+    call_time: Nanos::from_millis(20),
+    threads: 1,
+};
+
+#[test]
+fn while_somebody_waits_all_is_deferred() {
+    let moves = [asked(0x7fff_fff0, 0, 3, 0, Direction::Promotion)];
+    let halt = Arc::new(AtomicBool::new(true));
+    let mut mover = SysMover::new(&Root::host()).halted_by(Arc::clone(&halt));
+    let deferred = |mover: &mut SysMover| {
+        let outcome = mover.apply(&moves, LIMITS).unwrap();
+        outcome.results[0].pages.deferred
+    };
+    assert_eq!(deferred(&mut mover), Bytes::from_mib(8).pages());
+    halt.store(false, Ordering::Relaxed);
+    assert_eq!(deferred(&mut mover), 0, "there is no such process");
+}
+
 #[test]
 fn a_process_that_is_gone_is_no_error() {
     // Above every pid_max.
     let moves = [asked(0x7fff_fff0, 0, 3, 0, Direction::Promotion)];
-    let limits = MoveLimits {
-        time: Nanos::from_secs(1),
-        rate: Bandwidth(u64::MAX),
-        bytes: Bytes(u64::MAX),
-        call_time: Nanos::from_millis(20),
-        threads: 1,
-    };
-    let outcome = SysMover::new(&Root::host()).apply(&moves, limits).unwrap();
+    let outcome = SysMover::new(&Root::host()).apply(&moves, LIMITS).unwrap();
     assert_eq!(outcome.results[0].pages, PageCounts::default());
     assert_eq!(outcome.results[0].asked, moves[0]);
 }

@@ -22,6 +22,19 @@ pub struct Thresholds {
     pub ema: f32,
 }
 
+#[cfg(test)]
+impl Thresholds {
+    /// HM-Keeper's at three scans.
+    pub(crate) const FOR_TESTS: Self = Self {
+        merge: 1.0,
+        split: 2.0,
+        minimum: Bytes(64 << 10),
+        reach: Bytes(1 << 20),
+        rule: SplitRule::Halves,
+        ema: 0.5,
+    };
+}
+
 /// What one adaptation did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Adapted {

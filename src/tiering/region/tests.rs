@@ -27,14 +27,7 @@ fn sample(addr: u64, accessed: u8) -> (Sample, Tally) {
     (sample, tally)
 }
 
-const THRESHOLDS: Thresholds = Thresholds {
-    merge: 1.0,
-    split: 2.0,
-    minimum: Bytes(64 << 10),
-    reach: Bytes(1 << 20),
-    rule: SplitRule::Halves,
-    ema: 0.5,
-};
+const THRESHOLDS: Thresholds = Thresholds::FOR_TESTS;
 
 fn map(ranges: &[PageRange]) -> RegionMap {
     let mut map = RegionMap::default();
