@@ -11,7 +11,9 @@
 //! ended: time that moving took is taken off the next windows, and an interval
 //! that was missed is not caught up with.
 
-use crate::ports::{MoveLimits, PortError, Ports, SamplerKind, TargetEvent, TargetSpec, Wake};
+use crate::ports::{
+    MoveLimits, PortError, Ports, Recorder, SamplerKind, TargetEvent, TargetSpec, Wake,
+};
 use crate::tiering::engine::Engine;
 use crate::tiering::observation::{AccessSet, EpochCost, Observation, RangeResidency};
 use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts, Plan};
@@ -60,6 +62,8 @@ struct Running {
     /// When the window under way ends.
     due: Nanos,
     window: Nanos,
+    /// Whether it is longer than configured, since the limit pays for no more.
+    stretched: bool,
 }
 
 /// How the waiting ended.
@@ -94,6 +98,7 @@ pub struct EpochLoop {
     /// Somebody was attached: do not wait out an interval in which nothing is
     /// watched.
     hurry: bool,
+    recorder: Option<Box<dyn Recorder>>,
 }
 
 impl EpochLoop {
@@ -116,9 +121,16 @@ impl EpochLoop {
             last_due: None,
             cost: EpochCost::default(),
             hurry: true,
+            recorder: None,
         };
         this.clocks.kernel = this.ports.sampler.kernel_cpu_time();
         this
+    }
+
+    /// Tells `recorder` all that the engine is told.
+    pub fn record(&mut self, mut recorder: Box<dyn Recorder>) {
+        recorder.configured(&engine_settings(&self.settings), self.engine.tiers());
+        self.recorder = Some(recorder);
     }
 
     /// Watches these from now on.
@@ -129,7 +141,16 @@ impl EpochLoop {
 
     /// New settings, from the next turn on; what was learnt is kept.
     pub fn configure(&mut self, settings: LoopSettings, tiers: TierTable) {
-        self.engine.configure(engine_settings(&settings), tiers);
+        let engine = engine_settings(&settings);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.configured(&engine, &tiers);
+        }
+        self.engine.configure(engine, tiers);
+        // What it was planned for no longer holds.
+        if let Some(plan) = self.plan.as_mut() {
+            plan.interval = settings.engine.profiling.interval;
+        }
+        self.hurry |= self.running.as_ref().is_some_and(|r| r.stretched);
         self.settings = settings;
     }
 
@@ -182,6 +203,9 @@ impl EpochLoop {
             }
         };
         let observation = self.observe(seen, cpu, events)?;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.observed(&observation);
+        }
         let cpu = self.ports.clock.thread_cpu_time();
         let mut plan = self.engine.step(&observation);
         self.profiled(cpu);
@@ -203,11 +227,8 @@ impl EpochLoop {
         let hurry = std::mem::take(&mut self.hurry) && samples.is_empty();
         let profiling = &self.settings.engine.profiling;
         let start = self.last_due.unwrap_or(now);
-        let end = if hurry {
-            now
-        } else {
-            start + profiling.interval
-        };
+        let interval = (self.plan.as_ref()).map_or(profiling.interval, |plan| plan.interval);
+        let end = if hurry { now } else { start + interval };
         let scans = u64::from(profiling.scans.max(1));
         let window = Nanos(end.saturating_sub(now).0 / scans);
         let window = if hurry {
@@ -216,12 +237,14 @@ impl EpochLoop {
             window.max(SHORTEST_WINDOW)
         };
         self.last_due = Some(now + Nanos(window.0 * scans));
+        let stretched = interval > profiling.interval;
         let seen = AccessSet::new(samples);
         self.arm(&seen, window)?;
         Ok(Running {
             seen,
             due: now + window,
             window,
+            stretched,
         })
     }
 
@@ -229,9 +252,11 @@ impl EpochLoop {
     fn scan(&mut self, mut running: Running) -> Result<Scanned, PortError> {
         let scans = self.settings.engine.profiling.scans.max(1);
         loop {
-            if self.hurry && running.seen.samples().is_empty() {
+            if self.hurry && (running.seen.samples().is_empty() || running.stretched) {
                 self.last_due = Some(self.ports.clock.now());
-                return Ok(Scanned::Done(running.seen));
+                self.ports.sampler.rest();
+                // What was not yet looked at is not known.
+                return Ok(Scanned::Done(AccessSet::default()));
             }
             if self.ports.clock.sleep_until(running.due) == Wake::Interrupted {
                 return Ok(Scanned::Interrupted(running));
@@ -293,9 +318,12 @@ impl EpochLoop {
     ) -> Result<Observation, PortError> {
         let targets = self.ports.targets.read(events)?;
         let mut residency: Vec<RangeResidency> = Vec::new();
+        let before = self.ports.clock.thread_cpu_time();
         for sweep in self.plan.iter().flat_map(|p| &p.sweeps) {
             residency.push(self.ports.residency.sweep(*sweep)?);
+            self.cost.swept += sweep.range.pages();
         }
+        self.cost.sweeping += self.ports.clock.thread_cpu_time().saturating_sub(before);
         let nodes = self.ports.residency.nodes()?;
         self.profiled(cpu);
         Ok(Observation {

@@ -20,6 +20,7 @@
 //! | [`telemetry`] | logs, metrics, status, HTTP: all from the epoch's report |
 //! | [`control`] | the control socket's protocol, both ends |
 //! | [`daemon`] | wires everything; signals, reload, systemd |
+//! | [`record`] | what the engine was told, in a file, and its decisions made again |
 //! | [`sim`] | the ports over a model machine, for tests of the real loop |
 //! | [`demo`] | a workload that counts for itself, the daemon beside it, a table |
 //! | [`cli`] | the verbs and their exit codes |
@@ -34,6 +35,7 @@ pub mod daemon;
 pub mod demo;
 pub mod epoch;
 pub mod ports;
+pub mod record;
 pub mod sim;
 pub mod sys;
 pub mod telemetry;

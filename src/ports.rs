@@ -4,9 +4,10 @@
 use std::io;
 
 use crate::tiering::observation::{
-    AccessSet, NodeUsage, RangeResidency, Sample, TargetKind, TargetMap,
+    AccessSet, NodeUsage, Observation, RangeResidency, Sample, TargetKind, TargetMap,
 };
 use crate::tiering::plan::{Move, MoveOutcome, Sweep};
+use crate::tiering::settings::EngineSettings;
 use crate::tiering::tier::TierTable;
 use crate::units::{Bandwidth, Bytes, Nanos, PageRange, Pid};
 
@@ -269,6 +270,14 @@ pub trait Clock {
     fn process_cpu_time(&self) -> Nanos;
     /// Waits; returns at once when `at` has passed.
     fn sleep_until(&mut self, at: Nanos) -> Wake;
+}
+
+/// Keeps what the engine is told, so that its decisions can be made again.
+pub trait Recorder {
+    /// The engine's settings and tiers, at its start and whenever they change.
+    fn configured(&mut self, settings: &EngineSettings, tiers: &TierTable);
+    /// What it is about to be told.
+    fn observed(&mut self, seen: &Observation);
 }
 
 /// All that the loop needs from the machine.

@@ -234,3 +234,32 @@ fn what_the_daemon_refuses_comes_with_its_code_and_all_faults() {
         ]
     );
 }
+
+#[test]
+fn a_report_leaves_what_is_there_when_it_cannot_be_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::write(path("notes.csv"), "kept").unwrap();
+    let (notes, out) = (path("notes.csv"), path("out.csv"));
+    assert_fails(&["report", &notes, "--out", &path("out.svg")], 2, "X.csv");
+    assert_fails(
+        &["report", &notes, "--out", &notes],
+        1,
+        "is not a recording",
+    );
+    assert_fails(&["report", &path("absent"), "--out", &out], 1, "absent");
+    assert_eq!(std::fs::read_to_string(&notes).unwrap(), "kept");
+
+    // A recording of no epochs is a table of no rows; and never its own table.
+    let recording = path("a.csv");
+    drop(hmkeeper::record::file::Writer::append(Path::new(&recording), 1).unwrap());
+    let before = std::fs::read(&recording).unwrap();
+    assert_fails(&["report", &recording, "--out", &recording], 2, "itself");
+    assert_eq!(std::fs::read(&recording).unwrap(), before);
+    let output = hmkeeper(&["report", &recording, "--out", &out]);
+    assert!(output.status.success(), "{output:?}");
+    let table = std::fs::read_to_string(&out).unwrap();
+    assert_eq!(table.trim(), hmkeeper::record::csv::HEADER);
+    let left = std::fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(left, 3, "nothing else stays");
+}

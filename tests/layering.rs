@@ -67,6 +67,11 @@ const RULES: &[Rule] = &[
         may: &["units", "tiering", "ports", "epoch", "sim"],
         never: &["tokio"],
     },
+    Rule {
+        module: "record",
+        may: &["units", "tiering", "ports", "record"],
+        never: &["tokio", "procfs", "libc"],
+    },
     // The specification of a target and of the loop are parameter structs too.
     Rule {
         module: "config",

@@ -264,3 +264,82 @@ fn the_same_seed_gives_the_same_epochs() {
     };
     assert_eq!(run(), run());
 }
+
+#[test]
+fn a_recording_makes_the_same_decisions_again() {
+    use hmkeeper::record::Replay;
+    use hmkeeper::record::file::{Reader, Writer};
+
+    let starts = chunks(0);
+    let rate = move |addr: VirtAddr, _: Nanos| if is_hot(&starts, addr) { 50.0 } else { 0.01 };
+    let (_machine, mut epochs) = start(Bytes::from_mib(150), rate, settings());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.rec");
+    epochs.record(Box::new(Writer::append(&path, 1).unwrap()));
+    let mut live = Vec::new();
+    for epoch in 0..12 {
+        if epoch == 6 {
+            // A reload, which changes what is decided from there on.
+            let mut settings = settings();
+            settings.engine.profiling.overhead_limit = 0.01;
+            let tiers = epochs.tiers().clone();
+            epochs.configure(settings, tiers);
+        }
+        live.push(turn(&mut epochs));
+    }
+    let mut replay = Replay::new(Reader::open(&path).unwrap());
+    let mut again = Vec::new();
+    while let Some(epoch) = replay.next_epoch().unwrap() {
+        again.push(epoch.plan.report);
+    }
+    assert_eq!(again, live);
+    assert!(live.iter().any(|report| moved(report) > Bytes::ZERO));
+
+    let mut table = Vec::new();
+    let mut replay = Replay::new(Reader::open(&path).unwrap());
+    let written = hmkeeper::record::csv::write(&mut replay, &mut table).unwrap();
+    let regions: u64 = live
+        .iter()
+        .flat_map(|r| &r.targets)
+        .map(|t| t.regions)
+        .sum();
+    assert_eq!((written.epochs, written.rows), (12, regions));
+    let table = String::from_utf8(table).unwrap();
+    let last = table.lines().last().unwrap();
+    assert_eq!(last.split(',').count(), 7, "{last}");
+    assert!(table.lines().any(|row| row.ends_with(",3,dram0")), "{last}");
+}
+
+#[test]
+fn a_small_limit_stretches_epochs_and_holds() {
+    const LIMIT: f64 = 0.005;
+    let starts = chunks(0);
+    let rate = move |addr: VirtAddr, _: Nanos| if is_hot(&starts, addr) { 50.0 } else { 0.01 };
+    let mut small = settings();
+    small.engine.profiling.overhead_limit = LIMIT;
+    small.moving = false;
+    let (machine, mut epochs) = start(Bytes::from_mib(150), rate, small);
+    // 10 ms are all that an epoch of 2 s has.
+    machine.borrow_mut().map_cost = Nanos::from_millis(20);
+    for _ in 0..6 {
+        turn(&mut epochs);
+    }
+    let (mut spent, mut elapsed) = (Nanos::ZERO, Nanos::ZERO);
+    for _ in 0..20 {
+        let report = turn(&mut epochs);
+        assert!(report.interval > Nanos::from_secs(3), "{}", report.interval);
+        assert!(report.targets[0].samples > 0);
+        spent += report.cost.profiling;
+        elapsed += report.cost.elapsed;
+    }
+    let share = spent.as_secs_f64() / elapsed.as_secs_f64();
+    assert!(share <= LIMIT * 1.02, "{share}");
+    assert!(share >= LIMIT * 0.5, "{share}");
+    // A reload with a larger limit does not wait for the end of a long epoch.
+    let before = machine.borrow().now();
+    epochs.configure(settings(), epochs.tiers().clone());
+    let report = turn(&mut epochs);
+    assert_eq!(report.interval, Nanos::from_secs(2));
+    let took = machine.borrow().now().saturating_sub(before);
+    assert!(took < Nanos::from_secs(3), "{took}");
+}

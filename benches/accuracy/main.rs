@@ -10,7 +10,8 @@ mod scenario;
 use std::collections::BTreeMap;
 
 use hmkeeper::tiering::rng::Rng;
-use hmkeeper::tiering::settings::SplitRule;
+use hmkeeper::tiering::settings::{Placement, ProfilingSettings, SplitRule};
+use hmkeeper::units::{Bytes, PAGE_BYTES};
 use profiler::{Belief, Bits, Damon, Fixed, Ours, Profiler};
 use scenario::{PAGES, SCANS, Scenario};
 
@@ -30,6 +31,46 @@ struct Score {
     f1: f64,
     regions: usize,
     checks: u64,
+    /// How well the order of its heats is that of the rates (Spearman), of the
+    /// last epoch.
+    order: Option<f64>,
+}
+
+/// Ranks from 0, equals sharing their mean.
+fn ranks(values: &[f64]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_unstable_by(|&a, &b| values[a].total_cmp(&values[b]));
+    let mut ranks = vec![0.0; values.len()];
+    let mut first = 0;
+    for equals in order.chunk_by(|&a, &b| values[a].total_cmp(&values[b]).is_eq()) {
+        for &i in equals {
+            ranks[i] = first as f64 + (equals.len() - 1) as f64 / 2.0;
+        }
+        first += equals.len();
+    }
+    ranks
+}
+
+/// Spearman's rank correlation of the belief with the true rates; none where
+/// either is the same everywhere.
+fn order(scenario: &Scenario, epoch: u64, belief: &[Belief]) -> Option<f64> {
+    let heats: Vec<f64> = belief
+        .iter()
+        .flat_map(|b| (0..b.pages).map(|_| b.heat))
+        .collect();
+    let rates: Vec<f64> = (0..heats.len() as u64)
+        .map(|page| scenario.rate(page, epoch))
+        .collect();
+    let (x, y) = (ranks(&heats), ranks(&rates));
+    let mean = (x.len() as f64 - 1.0) / 2.0;
+    let (mut xy, mut xx, mut yy) = (0.0, 0.0, 0.0);
+    for (x, y) in x.iter().zip(&y) {
+        let (x, y) = (x - mean, y - mean);
+        xy += x * y;
+        xx += x * x;
+        yy += y * y;
+    }
+    (xx > 0.0 && yy > 0.0).then(|| xy / (xx * yy).sqrt())
 }
 
 fn score(scenario: &Scenario, epoch: u64, belief: &[Belief], threshold: f64, checks: u64) -> Score {
@@ -59,15 +100,46 @@ fn score(scenario: &Scenario, epoch: u64, belief: &[Belief], threshold: f64, che
         },
         regions: belief.len(),
         checks,
+        order: None,
     }
 }
 
 fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
     let checks = samples * u64::from(SCANS);
+    let default = ProfilingSettings::default();
+    let halves = ProfilingSettings {
+        split: SplitRule::Halves,
+        minimum_region: Bytes(PAGE_BYTES),
+        ..default
+    };
+    let ours = |name, profiling| -> Box<dyn Profiler> {
+        Box::new(Ours::new(name, profiling, samples, order))
+    };
     vec![
-        Box::new(Ours::new("hmkeeper", SplitRule::Edges, samples, order)),
-        Box::new(Ours::new("halves", SplitRule::Halves, samples, order)),
-        Box::new(Ours::new("fixed-regions", SplitRule::Fixed, samples, order)),
+        ours("hmkeeper", default),
+        ours("halves", halves),
+        // HM-Keeper's ablations (§1.6), of its own rules.
+        ours(
+            "fixed-regions",
+            ProfilingSettings {
+                split: SplitRule::Fixed,
+                ..default
+            },
+        ),
+        ours(
+            "random-samples",
+            ProfilingSettings {
+                placement: Placement::Random,
+                ..halves
+            },
+        ),
+        ours(
+            "no-control",
+            ProfilingSettings {
+                overhead_control: false,
+                ..halves
+            },
+        ),
         Box::new(Damon::new("damon", 1000, Some(checks))),
         Box::new(Damon::new("damon-10000", 10_000, Some(checks))),
         Box::new(Damon::new("damon-default", 1000, None)),
@@ -87,8 +159,8 @@ fn main() {
             PAGES / 256
         );
         println!(
-            "{:<14} {:<14} {:>6} {:>6} {:>6} {:>7} {:>9} {:>9}",
-            "scenario", "profiler", "F1", "prec", "recall", "epochs", "regions", "checks"
+            "{:<14} {:<14} {:>6} {:>6} {:>6} {:>7} {:>7} {:>9} {:>9}",
+            "scenario", "profiler", "F1", "prec", "recall", "order", "epochs", "regions", "checks"
         );
         for scenario in scenario::all() {
             for mut profiler in profilers(samples, scenario.order) {
@@ -119,7 +191,11 @@ fn run(scenario: &Scenario, profiler: &mut dyn Profiler) -> Vec<Score> {
             bits.epoch = epoch;
             bits.checks = 0;
             let belief = profiler.watch(&mut bits);
-            score(scenario, epoch, &belief, profiler.threshold(), bits.checks)
+            let mut score = score(scenario, epoch, &belief, profiler.threshold(), bits.checks);
+            if epoch + 1 == scenario.epochs {
+                score.order = order(scenario, epoch, &belief);
+            }
+            score
         })
         .collect()
 }
@@ -130,12 +206,15 @@ fn print(scenario: &Scenario, name: &str, scores: &[Score]) {
     let since = usize::try_from(scenario.jump.unwrap_or(0)).unwrap_or(0);
     let followed = scores[since..].iter().position(|s| s.f1 >= FOLLOWED);
     println!(
-        "{:<14} {:<14} {:>6.3} {:>6.3} {:>6.3} {:>7} {:>9} {:>9}",
+        "{:<14} {:<14} {:>6.3} {:>6.3} {:>6.3} {:>7} {:>7} {:>9} {:>9}",
         scenario.name,
         name,
         mean(|s| s.f1),
         mean(|s| s.precision),
         mean(|s| s.recall),
+        steady[steady.len() - 1]
+            .order
+            .map_or_else(|| "-".to_owned(), |order| format!("{order:.3}")),
         followed.map_or_else(|| "-".to_owned(), |n| (n + 1).to_string()),
         steady[steady.len() - 1].regions,
         steady[steady.len() - 1].checks,

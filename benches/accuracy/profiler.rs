@@ -1,13 +1,15 @@
 //! Ours, through the real engine, and models of others on the same process.
 
 use hmkeeper::tiering::engine::Engine;
+use hmkeeper::tiering::governor::AIM;
 use hmkeeper::tiering::observation::{
-    AccessSet, EpochCost, NodeUsage, Observation, Sample, Seen, TargetId, TargetKind, TargetMap,
+    AccessSet, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, TargetId,
+    TargetKind, TargetMap,
 };
-use hmkeeper::tiering::plan::MoveOutcome;
+use hmkeeper::tiering::plan::{MoveOutcome, Sweep};
 use hmkeeper::tiering::region::RegionMap;
 use hmkeeper::tiering::rng::Rng;
-use hmkeeper::tiering::settings::{EngineSettings, ProfilingSettings, SplitRule};
+use hmkeeper::tiering::settings::{EngineSettings, ProfilingSettings};
 use hmkeeper::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable};
 use hmkeeper::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
@@ -16,7 +18,7 @@ use super::scenario::{INTERVAL, PAGES, SCANS, Scenario};
 const TARGET: TargetId = TargetId(0);
 /// What a scan of a sample is said to cost: the engine's own first guess, so
 /// that it gets the same number of samples from the first epoch on.
-const SCAN_COST: Nanos = Nanos(15_000);
+const SCAN_COST: Nanos = Nanos(30_000);
 
 /// The accessed bits of a process.
 pub(crate) struct Bits<'a> {
@@ -53,31 +55,40 @@ pub(crate) trait Profiler {
 /// Our engine.
 pub(crate) struct Ours {
     name: &'static str,
+    /// Whether it keeps its budget.
+    is_held: bool,
     engine: Engine,
     order: u8,
     budget: u64,
     epoch: u64,
     samples: Vec<Sample>,
+    sweeps: Vec<Sweep>,
 }
 
 impl Ours {
-    /// With so many samples per epoch.
-    pub(crate) fn new(name: &'static str, split: SplitRule, samples: u64, order: u8) -> Self {
+    /// With so many samples per epoch, watching as `profiling` says.
+    pub(crate) fn new(
+        name: &'static str,
+        profiling: ProfilingSettings,
+        samples: u64,
+        order: u8,
+    ) -> Self {
         let settings = EngineSettings {
             profiling: ProfilingSettings {
-                split,
                 scans: SCANS,
-                ..ProfilingSettings::default()
+                ..profiling
             },
             ..EngineSettings::default()
         };
         let mut ours = Self {
             name,
+            is_held: profiling.overhead_control,
             engine: Engine::new(settings, tiers(), 1),
             order,
             budget: samples,
             epoch: 0,
             samples: Vec::new(),
+            sweeps: Vec::new(),
         };
         ours.step(AccessSet::new(Vec::new()));
         ours
@@ -87,8 +98,16 @@ impl Ours {
         self.epoch += 1;
         let scanned = accesses.samples().len() as u64 * u64::from(SCANS);
         let per_epoch = SCAN_COST.0 * self.budget * u64::from(SCANS);
-        let limit = ProfilingSettings::default().overhead_limit;
+        let limit = ProfilingSettings::default().overhead_limit * AIM;
         let cpu = Nanos::from_secs_f64(per_epoch as f64 / 1e9 / limit);
+        let sweeps = std::mem::take(&mut self.sweeps);
+        let counted = |sweep: &Sweep| RangeResidency {
+            target: TARGET,
+            range: sweep.range,
+            pages_by_node: vec![(NodeId(0), sweep.range.pages())],
+        };
+        let residency: Vec<RangeResidency> = sweeps.iter().map(counted).collect();
+        let swept = sweeps.iter().map(|s| s.range.pages()).sum();
         let seen = Observation {
             at: Nanos::from_secs_f64(INTERVAL * self.epoch as f64),
             targets: vec![TargetMap {
@@ -103,7 +122,9 @@ impl Ours {
                 excluded: Vec::new(),
             }],
             accesses,
-            residency: Vec::new(),
+            // All of it is on the one node, and free to count: what samples cost is
+            // what is compared here.
+            residency,
             nodes: vec![NodeUsage {
                 node: NodeId(0),
                 total: Bytes(1 << 40),
@@ -114,13 +135,16 @@ impl Ours {
                 scanning: Nanos(SCAN_COST.0 * scanned),
                 profiling: Nanos(SCAN_COST.0 * scanned),
                 scanned,
+                swept,
                 elapsed: Nanos::from_secs_f64(INTERVAL),
                 ..EpochCost::default()
             },
             capacity: u64::MAX,
             outcome: MoveOutcome::default(),
         };
-        self.samples = self.engine.step(&seen).samples;
+        let plan = self.engine.step(&seen);
+        self.samples = plan.samples;
+        self.sweeps = plan.sweeps;
     }
 }
 
@@ -138,7 +162,9 @@ impl Profiler for Ours {
         // The first epoch watches as if it were busy for a whole interval.
         let most = usize::try_from(self.budget).unwrap_or(usize::MAX);
         let mut samples = std::mem::take(&mut self.samples);
-        samples.truncate(most);
+        if self.is_held {
+            samples.truncate(most);
+        }
         let mut seen = AccessSet::new(samples);
         for _ in 0..SCANS {
             for i in 0..seen.samples().len() {

@@ -82,8 +82,25 @@ pub(crate) fn all() -> Vec<Scenario> {
                 heat((page + PAGES - at) % PAGES < PAGES / SHARE)
             }),
         ),
+        still("zipf", zipf()),
         still("sparse", Box::new(|page, _| heat(page / 64 % 10 == 0))),
     ]
+}
+
+/// Blocks of 1 MiB in any order, the one of rank r accessed 20 / r times a
+/// second: 33 of 4096 are hot.
+fn zipf() -> Rate {
+    const BLOCK: u64 = 256;
+    let mut ranks: Vec<u64> = (1..=PAGES / BLOCK).collect();
+    let mut rng = Rng::new(5);
+    for i in (1..ranks.len()).rev() {
+        let other = usize::try_from(rng.below(i as u64 + 1)).unwrap_or(0);
+        ranks.swap(i, other);
+    }
+    Box::new(move |page, _| {
+        let block = usize::try_from(page / BLOCK).unwrap_or(0);
+        20.0 / ranks[block.min(ranks.len() - 1)] as f64
+    })
 }
 
 fn heat(hot: bool) -> f64 {

@@ -17,7 +17,9 @@ use super::value::{parse_mapping, parse_node, parse_nodes, print_bytes};
 use super::{Config, DaemonConfig, LogLevel, MigrationConfig};
 use crate::ports::{MappingFilter, SamplerKind, Selector, TargetSpec};
 use crate::tiering::observation::TargetKind;
-use crate::tiering::settings::{HmKeeperSettings, PolicySettings, ProfilingSettings, SplitRule};
+use crate::tiering::settings::{
+    HmKeeperSettings, Placement, PolicySettings, ProfilingSettings, SplitRule,
+};
 use crate::tiering::tier::Tier;
 use crate::units::{Bandwidth, Bytes, Nanos, NodeId, PAGE_BYTES, Pid};
 
@@ -145,6 +147,16 @@ fn profiling(
         split: check
             .one_of(raw.split.as_ref(), "profiling.split", &SplitRule::CHOICES)
             .unwrap_or(default.split),
+        placement: check
+            .one_of(
+                raw.samples.as_ref(),
+                "profiling.samples",
+                &Placement::CHOICES,
+            )
+            .unwrap_or(default.placement),
+        overhead_control: check
+            .boolean(raw.overhead_control.as_ref(), "profiling.overhead_control")
+            .unwrap_or(default.overhead_control),
     };
     if settings.minimum_region > settings.initial_region
         && let Some(entry) = raw.minimum_region.as_ref().or(raw.initial_region.as_ref())

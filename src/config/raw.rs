@@ -64,6 +64,8 @@ pub struct RawProfiling {
     pub merge_threshold: Option<Entry>,
     pub split_threshold: Option<Entry>,
     pub split: Option<Entry>,
+    pub samples: Option<Entry>,
+    pub overhead_control: Option<Entry>,
 }
 
 /// `[policy]`

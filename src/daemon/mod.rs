@@ -45,6 +45,8 @@ pub struct Options {
     pub epochs: Option<u64>,
     /// Move nothing.
     pub dry_run: bool,
+    /// Record what the engine is told in this file.
+    pub record: Option<PathBuf>,
 }
 
 /// Runs until a signal, the end of the wanted epochs, or a failure.
@@ -80,6 +82,7 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
         pids: options.pids.clone(),
         epochs: options.epochs,
         dry_run: options.dry_run,
+        record: options.record.clone(),
         started,
     };
     runtime.block_on(service::run(

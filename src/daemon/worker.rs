@@ -2,6 +2,7 @@
 //! two steps and publishes a snapshot after each epoch.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -17,6 +18,7 @@ use super::process::{self, NoTarget};
 use crate::config::Config;
 use crate::epoch::EpochLoop;
 use crate::ports::{AccessSampler, Clock, Ports, Selector, TargetEvent, TargetSpec, Topology};
+use crate::record::file::Writer;
 use crate::sys::clock::{SysClock, Waker};
 use crate::sys::mover::SysMover;
 use crate::sys::residency::SysResidency;
@@ -60,6 +62,8 @@ pub(super) struct Plan {
     pub(super) epochs: Option<u64>,
     /// Moves nothing.
     pub(super) dry_run: bool,
+    /// Records what the engine is told.
+    pub(super) record: Option<PathBuf>,
     /// When the daemon started.
     pub(super) started: Instant,
 }
@@ -195,7 +199,11 @@ impl Worker {
         };
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let settings = config.loop_settings(cpus, plan.dry_run);
-        let looping = EpochLoop::new(ports, tiers.clone(), settings, config.daemon.seed);
+        let mut looping = EpochLoop::new(ports, tiers.clone(), settings, config.daemon.seed);
+        if let Some(file) = &plan.record {
+            let writer = Writer::append(file, config.daemon.seed).map_err(|e| anyhow!(e))?;
+            looping.record(Box::new(writer));
+        }
         let names: Vec<&str> = tiers.tiers().iter().map(|t| t.name.as_str()).collect();
         info!("sampler {}, tiers {}", kind.as_str(), names.join(", "));
         let mut snapshot = Snapshot::new(plan.started, kind, Arc::new(tiers));
@@ -367,6 +375,10 @@ impl Worker {
         self.snapshots.send_modify(|shared| {
             let snapshot = Arc::make_mut(shared);
             snapshot.policy = self.config.policy.name();
+            if snapshot.interval != self.config.profiling.interval {
+                // Until the next report, as if nothing were stretched.
+                snapshot.report.interval = self.config.profiling.interval;
+            }
             snapshot.interval = self.config.profiling.interval;
             snapshot.overhead_limit = self.config.profiling.overhead_limit;
             let names = self.config.targets.iter();

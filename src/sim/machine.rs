@@ -49,6 +49,8 @@ pub struct Machine {
     /// Folios that all memory is made of, as log2 of their pages. A folio is
     /// accessed as its first page is.
     pub order: u8,
+    /// CPU time of reading the mappings of a process.
+    pub map_cost: Nanos,
     /// Pages that the kernel will not move.
     pub pinned: Vec<(Pid, PageRange)>,
 }
@@ -70,6 +72,7 @@ impl Machine {
             pages: BTreeMap::new(),
             blind: false,
             order: 0,
+            map_cost: Nanos::ZERO,
             pinned: Vec::new(),
         }
     }

@@ -52,7 +52,12 @@ impl Targets for SimTargets {
     }
 
     fn read(&mut self, events: &mut Vec<TargetEvent>) -> Result<Vec<TargetMap>, PortError> {
-        let machine = self.machine.borrow();
+        let mut machine = self.machine.borrow_mut();
+        let watched = (0..machine.processes.len())
+            .filter(|&at| self.specs.iter().any(|s| selects(s, &machine, at)))
+            .count();
+        let cost = Nanos(machine.map_cost.0 * watched as u64);
+        machine.charge(cost);
         let mut maps = Vec::new();
         let mut now = Vec::new();
         for (at, process) in machine.processes.iter().enumerate() {

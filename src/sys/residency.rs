@@ -48,31 +48,8 @@ impl Residency for SysResidency {
     }
 }
 
-/// Memory of a node, and how much of it can be taken before the kernel reclaims.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Memory {
-    pub(super) usage: NodeUsage,
-    /// What lies above the least watermarks, below which whoever allocates has to
-    /// reclaim first. The kernel compares these with what is free without the
-    /// lists of each CPU, although it serves from them first.
-    brink: Bytes,
-}
-
-impl Memory {
-    /// What may be moved in now.
-    pub(super) fn room(&self) -> Bytes {
-        let room = self.usage.free.saturating_sub(self.usage.reserve);
-        room.min(self.brink)
-    }
-}
-
 /// Memory of every node that has any.
-fn usage(root: &Root) -> Result<Vec<NodeUsage>, PortError> {
-    Ok(memory(root)?.into_iter().map(|m| m.usage).collect())
-}
-
-/// The same with what the mover has to keep off.
-pub(super) fn memory(root: &Root) -> Result<Vec<Memory>, PortError> {
+pub(super) fn usage(root: &Root) -> Result<Vec<NodeUsage>, PortError> {
     let zones = text::read(&root.proc("zoneinfo")).unwrap_or_default();
     let nodes = text::read_list(&root.sys("devices/system/node/has_memory"))?;
     nodes
@@ -82,12 +59,12 @@ pub(super) fn memory(root: &Root) -> Result<Vec<Memory>, PortError> {
 }
 
 /// Memory of one node.
-pub(super) fn memory_of(root: &Root, node: NodeId) -> Result<Memory, PortError> {
+pub(super) fn usage_of(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
     let zones = text::read(&root.proc("zoneinfo")).unwrap_or_default();
     of_either(root, &zones, node)
 }
 
-fn of_either(root: &Root, zones: &str, node: NodeId) -> Result<Memory, PortError> {
+fn of_either(root: &Root, zones: &str, node: NodeId) -> Result<NodeUsage, PortError> {
     match of_zones(zones, node) {
         Some(usage) => Ok(usage),
         // Hidden, as in some containers: then without a reserve.
@@ -95,7 +72,7 @@ fn of_either(root: &Root, zones: &str, node: NodeId) -> Result<Memory, PortError
     }
 }
 
-fn of_meminfo(root: &Root, node: NodeId) -> Result<Memory, PortError> {
+fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
     let path = root.sys(format!("devices/system/node/node{node}/meminfo"));
     let meminfo = text::read(&path)?;
     let field = |key: &str| {
@@ -104,15 +81,11 @@ fn of_meminfo(root: &Root, node: NodeId) -> Result<Memory, PortError> {
             detail: format!("no line {key}"),
         })
     };
-    let free = field("MemFree")?;
-    Ok(Memory {
-        usage: NodeUsage {
-            node,
-            total: field("MemTotal")?,
-            free,
-            reserve: Bytes::ZERO,
-        },
-        brink: free,
+    Ok(NodeUsage {
+        node,
+        total: field("MemTotal")?,
+        free: field("MemFree")?,
+        reserve: Bytes::ZERO,
     })
 }
 
@@ -124,8 +97,11 @@ fn of_meminfo(root: &Root, node: NodeId) -> Result<Memory, PortError> {
 ///
 /// In reserve is what an ordinary page never gets without the kernel
 /// reclaiming first: of each zone its high watermark, and its protection
-/// against allocations that a higher zone could serve; at most what it has.
-fn of_zones(zoneinfo: &str, node: NodeId) -> Option<Memory> {
+/// against allocations that a higher zone could serve; at most what it has. And
+/// as much more as is needed to stay above the least watermarks, below which
+/// whoever allocates has to reclaim: the kernel compares these with what is free
+/// without the lists, although it serves from them first.
+fn of_zones(zoneinfo: &str, node: NodeId) -> Option<NodeUsage> {
     let (mut total, mut free, mut listed, mut reserve, mut brink) = (0, 0, 0, 0, 0);
     let mut ours = false;
     let (mut here, mut min, mut high, mut managed) = (0, 0, 0, 0);
@@ -162,15 +138,14 @@ fn of_zones(zoneinfo: &str, node: NodeId) -> Option<Memory> {
             }
         }
     }
+    let free = free + listed;
+    let room = free.saturating_sub(reserve).min(brink);
     let bytes = |pages: u64| Bytes(pages.saturating_mul(PAGE_BYTES));
-    (total > 0).then(|| Memory {
-        usage: NodeUsage {
-            node,
-            total: bytes(total),
-            free: bytes(free + listed),
-            reserve: bytes(reserve),
-        },
-        brink: bytes(brink),
+    (total > 0).then(|| NodeUsage {
+        node,
+        total: bytes(total),
+        free: bytes(free),
+        reserve: bytes(reserve.max(free - room)),
     })
 }
 
@@ -219,15 +194,28 @@ Node 10, zone   Normal
 ";
         let pages = |n: u64| Bytes(n * 4096);
         let first = of_zones(zoneinfo, NodeId(0)).unwrap();
-        assert_eq!(first.usage.reserve, pages(3840 + 4500 + 1000));
-        assert_eq!(first.usage.free, pages(3840 + 200 + 11 + 2000));
-        assert_eq!(first.usage.total, pages(3840 + 700_000 + 100_000));
-        // Of the third zone alone: the others' protection is more than they have.
-        assert_eq!(first.brink, pages(2000 - 800));
+        assert_eq!(first.reserve, pages(3840 + 4500 + 1000));
+        assert_eq!(first.free, pages(3840 + 200 + 11 + 2000));
+        assert_eq!(first.total, pages(3840 + 700_000 + 100_000));
         let last = of_zones(zoneinfo, NodeId(10)).unwrap();
-        assert_eq!(last.usage.reserve, pages(5));
-        assert_eq!(last.room(), Bytes::ZERO);
+        assert_eq!(last.reserve, pages(5));
         assert_eq!(of_zones(zoneinfo, NodeId(1)), None);
+    }
+
+    #[test]
+    fn what_waits_in_lists_is_room_only_above_the_least_watermark() {
+        let room = |free: u64, listed: u64| {
+            let zoneinfo = format!(
+                "Node 0, zone Normal\n  pages free {free}\n min 800\n high 1000\n \
+                 managed 100000\n protection: (0, 0)\n count: {listed}\n"
+            );
+            let usage = of_zones(&zoneinfo, NodeId(0)).unwrap();
+            usage.free.saturating_sub(usage.reserve).pages()
+        };
+        assert_eq!(room(2000, 300), 1200);
+        assert_eq!(room(1500, 100), 600);
+        assert_eq!(room(900, 5000), 100);
+        assert_eq!(room(700, 5000), 0);
     }
 
     #[test]
@@ -236,7 +224,7 @@ Node 10, zone   Normal
         assert!(!nodes.is_empty());
         for usage in nodes {
             assert!(usage.free <= usage.total, "{usage:?}");
-            assert!(usage.reserve < usage.total, "{usage:?}");
+            assert!(usage.reserve <= usage.total, "{usage:?}");
         }
     }
 }

@@ -110,13 +110,22 @@ pub fn events(events: &[TargetEvent]) {
 pub fn epoch(report: &EpochReport) {
     let cost = &report.cost;
     debug!(
-        "epoch {}: {} targets, {} samples paid for, {} profiling, {} migration, {} elapsed",
+        "epoch {}: {} targets, {} samples paid for until the next, {} from now; {} elapsed: \
+         {} profiling ({} for {} scans of a sample, {} for counting {} pages), {} kdamonds, \
+         {} migration, {} other",
         report.epoch,
         report.targets.len(),
         report.sample_quota,
+        report.interval,
+        cost.elapsed,
         cost.profiling,
+        cost.scanning,
+        cost.scanned,
+        cost.sweeping,
+        cost.swept,
+        cost.kdamonds,
         cost.migration,
-        cost.elapsed
+        cost.other
     );
     for target in &report.targets {
         let (up, down) = (

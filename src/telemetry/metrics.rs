@@ -74,10 +74,12 @@ metrics! {
         "Turns of the loop.";
     EPOCH_DURATION = Gauge "hmkeeper_epoch_duration_seconds" ["phase"]
         "Length of the last epoch: total and migration in wall-clock time, profiling in the loop's CPU time.";
+    INTERVAL = Gauge "hmkeeper_epoch_interval_seconds" []
+        "How long an epoch is to be: the configured interval, or longer where the overhead limit pays for less.";
     OVERHEAD = Gauge "hmkeeper_overhead_ratio" ["target", "kind"]
         "What we cost the target in the last epoch, as a share of its CPU time.";
     OVERHEAD_LIMIT = Gauge "hmkeeper_overhead_limit_ratio" []
-        "The configured limit of the sum over kinds of hmkeeper_overhead_ratio.";
+        "The configured limit of what watching costs: of hmkeeper_overhead_ratio without migration, on average.";
     OWN_CPU = Counter "hmkeeper_own_cpu_seconds_total" ["kind"]
         "CPU time of our threads and of our kdamonds, up to the last epoch.";
     LONGEST_CALL = Gauge "hmkeeper_longest_move_call_seconds" []
@@ -256,6 +258,7 @@ fn own(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
     page.one(&OVERHEAD_LIMIT, snapshot.overhead_limit)?;
     page.one(&LONGEST_CALL, totals.longest_call.as_secs_f64())?;
     let report = &snapshot.report;
+    page.one(&INTERVAL, snapshot.epoch_interval().as_secs_f64())?;
     page.add(
         &EPOCH_DURATION,
         [

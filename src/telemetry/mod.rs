@@ -46,7 +46,7 @@ pub struct Snapshot {
     pub policy: &'static str,
     /// The configured interval.
     pub interval: Nanos,
-    /// The configured limit of [`Overhead`](crate::tiering::report::Overhead).
+    /// The configured limit of what watching costs.
     pub overhead_limit: f64,
     /// The tiers of this machine.
     pub tiers: Arc<TierTable>,
@@ -80,6 +80,11 @@ impl Snapshot {
             totals: Totals::default(),
             reloads: Reloads::default(),
         }
+    }
+
+    /// How long an epoch is now: never shorter than configured.
+    pub fn epoch_interval(&self) -> Nanos {
+        self.report.interval.max(self.interval)
     }
 
     /// Takes in the epoch that ended.

@@ -92,7 +92,9 @@ pub(crate) fn report(epoch: u64, targets: Vec<TargetReport>) -> EpochReport {
             migration: Nanos::from_millis(5),
             other: Nanos::from_millis(1),
             elapsed: Nanos::from_secs(10),
+            ..EpochCost::default()
         },
+        interval: Nanos::from_secs(10),
         sample_quota: 1000,
         migration_elapsed: Nanos::from_millis(250),
         longest_call: Nanos::from_millis(3),

@@ -15,23 +15,21 @@
 
 use std::collections::BTreeMap;
 
+use super::governor::{Allotment, Governor, IDLE_LOAD, Terms};
 use super::observation::{NodeUsage, Observation, Sample, Tally, TargetId, TargetMap};
 use super::plan::{Move, Plan, Sweep};
 use super::policy::{self, Budget, Policy, TargetView, View};
-use super::region::{Adapted, RegionMap, Thresholds};
+use super::region::{Adapted, Region, RegionMap, Thresholds};
 use super::report::{EpochReport, PauseReason};
 use super::rng::Rng;
-use super::sampling::{self, ScanCost};
-use super::settings::{EngineSettings, SplitRule};
+use super::sampling;
+use super::settings::{EngineSettings, Placement, SplitRule};
 use super::tier::{TierTable, TierView};
 use crate::units::{Bytes, Nanos, NodeId, Pid, VirtAddr};
 
 mod reporting;
 use reporting::Ratios;
 
-/// Pages whose residency is counted per epoch: 512 MiB, some 5 ms at 41 ns a
-/// page.
-const SWEEP_PAGES: u64 = 131_072;
 /// Share of one CPU above which a target surely touches memory.
 const BUSY: f64 = 0.1;
 /// Samples that must have been watched before their silence means anything.
@@ -86,11 +84,28 @@ impl Default for Tracked {
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     cpu: Nanos,
+    /// CPUs that it used.
+    load: f64,
+    /// Whether it has memory that may be moved.
+    is_watchable: bool,
     samples: u64,
     accessed: u64,
     unknown: u64,
+    /// Accessed bits that it had to set again.
+    set_again: u64,
     adapted: Adapted,
     quota: u64,
+}
+
+impl Told {
+    /// CPUs that it uses, or counts as using; none if there is nothing to watch.
+    fn weight(&self) -> f64 {
+        if self.is_watchable {
+            self.load.max(IDLE_LOAD)
+        } else {
+            0.0
+        }
+    }
 }
 
 /// Decides. See the module.
@@ -101,7 +116,7 @@ pub struct Engine {
     rng: Rng,
     epoch: u64,
     at: Option<Nanos>,
-    cost: ScanCost,
+    governor: Governor,
     targets: BTreeMap<TargetId, Tracked>,
 }
 
@@ -115,7 +130,7 @@ impl Engine {
             rng: Rng::new(seed),
             epoch: 0,
             at: None,
-            cost: ScanCost::default(),
+            governor: Governor::default(),
             targets: BTreeMap::new(),
         }
     }
@@ -134,6 +149,11 @@ impl Engine {
         &self.tiers
     }
 
+    /// Scans per epoch: the most that a region's hotness can be.
+    pub fn scans(&self) -> u8 {
+        self.settings.profiling.scans
+    }
+
     /// The regions of one target.
     pub fn regions(&self, target: TargetId) -> Option<&RegionMap> {
         self.targets.get(&target).map(|t| &t.map)
@@ -142,7 +162,6 @@ impl Engine {
     /// One decision.
     pub fn step(&mut self, seen: &Observation) -> Plan {
         self.epoch += 1;
-        self.cost.learn(&seen.cost);
         self.targets
             .retain(|id, _| seen.targets.iter().any(|t| t.id == *id));
         self.record(seen);
@@ -152,11 +171,13 @@ impl Engine {
         self.at = Some(seen.at);
 
         let pairs: Vec<(Sample, Tally)> = seen.accesses.iter().collect();
-        let told: Vec<Told> = seen
+        let mut told: Vec<Told> = seen
             .targets
             .iter()
-            .map(|target| self.follow(target, &pairs, seen, elapsed))
+            .map(|target| self.follow(target, &pairs, elapsed))
             .collect();
+        let allotted = self.allot(seen, &told);
+        self.deal(seen, allotted, &mut told);
         let views: Vec<TierView> = seen
             .targets
             .iter()
@@ -172,11 +193,12 @@ impl Engine {
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
         let moves = self.decide(seen, &views, &paused);
-        let (samples, sweeps) = self.look_next(seen);
+        let (samples, sweeps) = self.look_next(seen, allotted.sweep_pages);
         let report = self.report(
             seen,
             &Ratios {
                 told,
+                interval: allotted.interval,
                 views,
                 paused,
                 moves: &moves,
@@ -186,6 +208,7 @@ impl Engine {
             moves,
             samples,
             sweeps,
+            interval: allotted.interval,
             report,
         }
     }
@@ -220,16 +243,11 @@ impl Engine {
         }
     }
 
-    /// Brings one target's regions up to date and deals out its samples.
-    fn follow(
-        &mut self,
-        target: &TargetMap,
-        pairs: &[(Sample, Tally)],
-        seen: &Observation,
-        elapsed: Nanos,
-    ) -> Told {
+    /// Brings one target's regions up to date.
+    fn follow(&mut self, target: &TargetMap, pairs: &[(Sample, Tally)], elapsed: Nanos) -> Told {
+        let raised = self.targets.get(&target.id).map_or(0.0, |t| t.raised);
+        let thresholds = self.thresholds(raised);
         let profiling = &self.settings.profiling;
-        let scans = f32::from(profiling.scans);
         let tracked = self.targets.entry(target.id).or_default();
         let first = pairs.partition_point(|(s, _)| s.target < target.id);
         let last = pairs.partition_point(|(s, _)| s.target <= target.id);
@@ -245,58 +263,115 @@ impl Engine {
 
         tracked.settle(&target.cpu_share);
         tracked.map.sync(&target.eligible, profiling.initial_region);
-        #[allow(clippy::cast_possible_truncation)]
-        let thresholds = Thresholds {
-            merge: (profiling.merge_threshold as f32 + tracked.raised) * scans,
-            split: profiling.split_threshold as f32 * scans,
+        let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
+
+        let told = Told {
+            cpu,
+            load: cpu.0 as f64 / elapsed.0.max(1) as f64,
+            is_watchable: !tracked.map.regions().is_empty(),
+            samples: mine.len() as u64,
+            accessed: count(mine, |t| t.accessed > 0),
+            unknown: count(mine, |t| t.known == 0),
+            set_again: mine.iter().map(|(_, t)| u64::from(t.accessed)).sum(),
+            adapted,
+            quota: 0,
+        };
+        if told.accessed > 0 {
+            tracked.silent = 0;
+        } else if told.load >= BUSY && told.samples - told.unknown >= ENOUGH_SAMPLES {
+            tracked.silent = tracked.silent.saturating_add(1);
+        }
+        told
+    }
+
+    /// When regions split and merge, with τ1 raised by so much.
+    #[allow(clippy::cast_possible_truncation)]
+    fn thresholds(&self, raised: f32) -> Thresholds {
+        let profiling = &self.settings.profiling;
+        let scans = f32::from(profiling.scans);
+        let (merge, split) = if profiling.overhead_control {
+            let merge = profiling.merge_threshold as f32 + raised;
+            (merge, profiling.split_threshold as f32)
+        } else {
+            (0.0, 0.0)
+        };
+        Thresholds {
+            merge: merge * scans,
+            split: split * scans,
             minimum: profiling.minimum_region,
             reach: Bytes(profiling.initial_region.0 / 2),
             rule: profiling.split,
             ema: self.policy.ema(),
-        };
-        let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
-
-        // An idle target is watched as if it used a tenth of a CPU, or it
-        // would never be seen to wake.
-        let floor = Nanos(elapsed.0 / 10);
-        let quota = sampling::sample_quota(
-            cpu.max(floor),
-            profiling.overhead_limit,
-            self.cost,
-            profiling.scans,
-            seen.targets.len(),
-        );
-        let quota = quota.min(seen.capacity / seen.targets.len().max(1) as u64);
-        let regions = tracked.map.regions().len() as u64;
-        tracked.raised = if regions > quota {
-            (tracked.raised + MERGE_STEP).min(1.0)
-        } else {
-            (tracked.raised - MERGE_STEP).max(0.0)
-        };
-        match profiling.split {
-            SplitRule::Edges => {
-                sampling::deal_to_edges(&mut tracked.map, quota, self.epoch, thresholds);
-            }
-            SplitRule::Halves | SplitRule::Fixed => {
-                sampling::deal(&mut tracked.map, quota, self.epoch);
-            }
         }
+    }
 
-        let told = Told {
-            cpu,
-            samples: mine.len() as u64,
-            accessed: count(mine, |t| t.accessed > 0),
-            unknown: count(mine, |t| t.known == 0),
-            adapted,
-            quota,
+    /// What watching may do until the next step.
+    fn allot(&mut self, seen: &Observation, told: &[Told]) -> Allotment {
+        let profiling = &self.settings.profiling;
+        let regions = || self.targets.values().flat_map(|t| t.map.regions());
+        let uncounted = self.targets.values().map(Tracked::uncounted);
+        let terms = Terms {
+            load: load(told),
+            limit: profiling.overhead_limit,
+            interval: profiling.interval,
+            scans: profiling.scans,
+            regions: regions().count() as u64,
+            pages: regions().map(|r| r.range().pages()).sum(),
+            uncounted: uncounted.sum(),
         };
-        let busy = cpu.0 as f64 >= BUSY * elapsed.0 as f64;
-        if told.accessed > 0 {
-            tracked.silent = 0;
-        } else if busy && told.samples - told.unknown >= ENOUGH_SAMPLES {
-            tracked.silent = tracked.silent.saturating_add(1);
+        let set_again = told.iter().map(|t| t.set_again).sum();
+        self.governor.learn(&seen.cost, set_again, terms);
+        let mut allotted = self.governor.allot(terms);
+        if !profiling.overhead_control {
+            allotted.interval = profiling.interval;
         }
-        told
+        allotted
+    }
+
+    /// Deals the samples out: to targets by their load, as far as they have
+    /// memory to watch, then to their regions.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn deal(&mut self, seen: &Observation, allotted: Allotment, told: &mut [Told]) {
+        let all = load(told);
+        let samples = allotted.samples.min(seen.capacity);
+        let profiling = self.settings.profiling;
+        let mut left = seen.capacity;
+        for (target, told) in seen.targets.iter().zip(told) {
+            let Some(raised) = self.targets.get(&target.id).map(|t| t.raised) else {
+                continue;
+            };
+            let thresholds = self.thresholds(raised);
+            let Some(tracked) = self.targets.get_mut(&target.id) else {
+                continue;
+            };
+            let regions = tracked.map.regions().len() as u64;
+            // A share of 0 to 1 of the samples: no loss that matters.
+            let share = samples as f64 * told.weight() / all.max(IDLE_LOAD);
+            let mut quota = (share as u64)
+                .max(1)
+                .min(sampling::useful(&tracked.map))
+                .min(left);
+            if !profiling.overhead_control {
+                quota = quota.max(regions).min(left);
+            }
+            left -= quota;
+            tracked.raised = if regions > quota {
+                (tracked.raised + MERGE_STEP).min(1.0)
+            } else {
+                (tracked.raised - MERGE_STEP).max(0.0)
+            };
+            let map = &mut tracked.map;
+            match (profiling.placement, profiling.split) {
+                (Placement::Random, _) => sampling::deal_at_random(map, quota, &mut self.rng),
+                (Placement::Aimed, SplitRule::Edges) => {
+                    sampling::deal_to_edges(map, quota, self.epoch, thresholds);
+                }
+                (Placement::Aimed, SplitRule::Halves | SplitRule::Fixed) => {
+                    sampling::deal(map, quota, self.epoch);
+                }
+            }
+            told.quota = quota;
+        }
     }
 
     /// Why one target is left alone.
@@ -388,11 +463,11 @@ impl Engine {
     }
 
     /// What to watch and to count until the next step.
-    fn look_next(&mut self, seen: &Observation) -> (Vec<Sample>, Vec<Sweep>) {
+    fn look_next(&mut self, seen: &Observation, pages: u64) -> (Vec<Sample>, Vec<Sweep>) {
         let mut samples = Vec::new();
         let mut sweeps = Vec::new();
         let hot = f32::from(self.settings.profiling.scans) / 2.0;
-        let share = SWEEP_PAGES / seen.targets.len().max(1) as u64;
+        let all: u64 = self.targets.values().map(Tracked::sweep_weight).sum();
         let mut targets: Vec<&TargetMap> = seen.targets.iter().collect();
         targets.sort_by_key(|t| t.id);
         for target in targets {
@@ -406,7 +481,9 @@ impl Engine {
                 &mut self.rng,
                 &mut samples,
             );
-            tracked.sweep(target.id, target.pid, hot, share, &mut sweeps);
+            let share = u128::from(pages) * u128::from(tracked.sweep_weight());
+            let share = u64::try_from(share / u128::from(all.max(1))).unwrap_or(pages);
+            tracked.sweep(target.id, target.pid, hot, share.max(1), &mut sweeps);
         }
         (samples, sweeps)
     }
@@ -446,6 +523,20 @@ impl Tracked {
         }
     }
 
+    /// Pages of regions of which nothing is known yet: those that came of a split
+    /// know what their parent knew.
+    fn uncounted(&self) -> u64 {
+        let unknown = |r: &&Region| r.counted() == 0 && r.pages().total() == 0;
+        let regions = self.map.regions().iter().filter(unknown);
+        regions.map(|r| r.range().pages()).sum()
+    }
+
+    /// Its part in what may be counted: above all what never was.
+    fn sweep_weight(&self) -> u64 {
+        let pages: u64 = self.map.regions().iter().map(|r| r.range().pages()).sum();
+        self.uncounted().saturating_add(pages / 16)
+    }
+
     /// Chooses what to count: first what was never counted and is hot, then
     /// the rest of what was never counted, then all in turn.
     fn sweep(&mut self, target: TargetId, pid: Pid, hot: f32, budget: u64, out: &mut Vec<Sweep>) {
@@ -478,6 +569,11 @@ impl Tracked {
             }
         }
     }
+}
+
+/// CPUs that all of them use, or count as using.
+fn load(told: &[Told]) -> f64 {
+    told.iter().map(Told::weight).sum()
 }
 
 fn count(pairs: &[(Sample, Tally)], which: impl Fn(&Tally) -> bool) -> u64 {

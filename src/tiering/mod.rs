@@ -2,6 +2,7 @@
 //! state. Time and randomness are passed in.
 
 pub mod engine;
+pub mod governor;
 pub mod hotness;
 pub mod observation;
 pub mod plan;

@@ -212,8 +212,8 @@ pub struct NodeUsage {
     pub total: Bytes,
     /// Free now.
     pub free: Bytes,
-    /// What must stay free so that the kernel does not begin to reclaim: the
-    /// zones' high watermarks.
+    /// What must stay free so that the kernel does not begin to reclaim, nor lets
+    /// whoever allocates do so.
     pub reserve: Bytes,
 }
 
@@ -226,11 +226,15 @@ pub struct EpochCost {
     pub scanning: Nanos,
     /// Sample × scan pairs behind `scanning`.
     pub scanned: u64,
+    /// Of `profiling`, counting where pages are.
+    pub sweeping: Nanos,
+    /// Pages behind `sweeping`.
+    pub swept: u64,
     /// Our kdamonds.
     pub kdamonds: Nanos,
     /// Our movers.
     pub migration: Nanos,
-    /// The rest of our process: control socket, metrics, signals.
+    /// The rest of our process: control socket, metrics, signals, recording.
     pub other: Nanos,
     /// Wall-clock time of the epoch that this was spent in.
     pub elapsed: Nanos,

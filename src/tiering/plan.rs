@@ -145,12 +145,15 @@ pub struct Sweep {
 /// What to do until the next observation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Demotions first; within a direction the most urgent first.
+    /// The most urgent first; each demotion before the promotion that it makes
+    /// room for.
     pub moves: Vec<Move>,
     /// Pages to watch in the next epoch, sorted by target and address.
     pub samples: Vec<Sample>,
     /// Ranges to count in the next epoch.
     pub sweeps: Vec<Sweep>,
+    /// How long the next epoch is.
+    pub interval: Nanos,
     /// What the epoch that ended was like.
     pub report: EpochReport,
 }

@@ -74,7 +74,7 @@ pub struct Overhead {
 }
 
 impl Overhead {
-    /// All of it: what is held against the configured limit.
+    /// All of it. The configured limit holds for all but migration, on average.
     pub fn total(self) -> f64 {
         self.profiling + self.migration + self.target_side
     }
@@ -139,6 +139,9 @@ pub struct EpochReport {
     pub nodes: Vec<NodeUsage>,
     /// What it cost.
     pub cost: EpochCost,
+    /// How long the next epoch is: the configured interval, or longer where its
+    /// limit pays for less.
+    pub interval: Nanos,
     /// Samples that the overhead limit pays for (`num_ps` of Eq. 8.1).
     pub sample_quota: u64,
     /// Time that the last plan's moves took.

@@ -1,13 +1,13 @@
-//! Which pages to watch, and how many of them the overhead limit pays for.
+//! Which pages to watch, of as many as the governor allots.
 //!
-//! **Unit.** Quotas are samples per epoch. Costs are CPU nanoseconds.
+//! **Unit.** Quotas are samples per epoch.
 //!
-//! **Problem.** HM-Keeper, Eq. 8.1:
-//! `num_ps = t_mi × overhead_limit / (one_scan_overhead × num_scans)` samples
-//! may be watched over all regions. They have to find both the edges of what
-//! is hot and a hot set that jumped to where nothing was hot before.
+//! **Problem.** `num_ps` samples (HM-Keeper, Eq. 8.1;
+//! [`governor`](super::governor)) may be watched over all regions. They have to
+//! find both the edges of what is hot and a hot set that jumped to where nothing
+//! was hot before.
 //!
-//! **Approach.** [`ScanCost`] measures the cost of one scan all the time.
+//! **Approach.**
 //! [`deal`] gives what merges freed to the five regions whose count changed
 //! most (§1.2), at most one sample per [`DENSEST`] pages each, and spreads the
 //! rest by length, so that a jump into a large cold region is seen too.
@@ -23,10 +23,10 @@
 //! **Properties** (proptest below): the quotas sum to at most `num_ps`;
 //! samples are distinct, sorted and inside their region.
 
-use super::observation::{EpochCost, Sample, TargetId};
+use super::observation::{Sample, TargetId};
 use super::region::{Region, RegionMap, Thresholds};
 use super::rng::Rng;
-use crate::units::{Nanos, PAGE_BYTES, Pid, VirtAddr};
+use crate::units::{PAGE_BYTES, Pid, VirtAddr};
 
 /// Regions that get what merges freed (HM-Keeper §1.2).
 const CHANGED_MOST: usize = 5;
@@ -35,80 +35,6 @@ const CHANGED_MOST: usize = 5;
 const DENSEST: u64 = 16;
 /// Regions of at most so many pages are sampled anywhere.
 const FREELY_DRAWN: u64 = 4 * DENSEST;
-/// Cost of one scan of one sample until it is measured. High, so that the
-/// first epoch errs on the cheap side: 15 µs is what an emulated machine
-/// needs, a real one 1 to 2 µs.
-const FIRST_GUESS: Nanos = Nanos(15_000);
-/// Weight of the newest measurement.
-const COST_EMA: f64 = 0.5;
-/// What the target pays for one accessed bit that it has to set again: tens
-/// of ns on bare metal, 450 to 500 ns under shadow paging.
-const BIT_SET_AGAIN: Nanos = Nanos(100);
-/// What the target pays for a moved page of 4 KiB: flush, refault of the
-/// translation, and now and then a wait for the migration entry.
-const PAGE_MOVED: Nanos = Nanos(1_000);
-
-/// The measured cost of one scan of one sample (`one_scan_overhead`), and of
-/// what an epoch's profiling costs besides: maps, residency, deciding.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ScanCost {
-    nanos: Option<f64>,
-    fixed: f64,
-}
-
-impl ScanCost {
-    /// Learns from an epoch.
-    pub fn learn(&mut self, cost: &EpochCost) {
-        if cost.scanned == 0 {
-            return;
-        }
-        let spent = cost.scanning + cost.kdamonds;
-        let new = spent.0 as f64 / cost.scanned as f64;
-        let fixed = cost.profiling.saturating_sub(cost.scanning).0 as f64;
-        let average = |new: f64, old: f64| COST_EMA * new + (1.0 - COST_EMA) * old;
-        self.fixed = self.nanos.map_or(fixed, |_| average(fixed, self.fixed));
-        self.nanos = Some(self.nanos.map_or(new, |old| average(new, old)));
-    }
-
-    /// CPU time of one scan of one sample, never zero.
-    pub fn nanos(self) -> f64 {
-        self.nanos.unwrap_or(FIRST_GUESS.0 as f64).max(1.0)
-    }
-
-    /// CPU nanoseconds per epoch that are spent however few pages are watched.
-    pub fn fixed_nanos(self) -> f64 {
-        self.fixed
-    }
-}
-
-/// Eq. 8.1 for one of `targets` targets: samples per epoch that its `cpu_time`
-/// pays for, less its part of what profiling costs anyway. A tenth of the
-/// limit is always spent on samples, and at least one is taken, or the cost
-/// would never be measured again.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-pub fn sample_quota(
-    cpu_time: Nanos,
-    overhead_limit: f64,
-    cost: ScanCost,
-    scans: u8,
-    targets: usize,
-) -> u64 {
-    let limit = cpu_time.0 as f64 * overhead_limit;
-    let left = limit - cost.fixed_nanos() / targets.max(1) as f64;
-    let samples = left.max(limit / 10.0) / (cost.nanos() * f64::from(scans.max(1)));
-    // `as` saturates.
-    (samples as u64).max(1)
-}
-
-/// What a target pays itself for an epoch's scans and moves: a model, since
-/// nothing measures it from outside.
-pub fn target_side(accessed: u64, moved_pages: u64) -> Nanos {
-    Nanos(
-        accessed
-            .saturating_mul(BIT_SET_AGAIN.0)
-            .saturating_add(moved_pages.saturating_mul(PAGE_MOVED.0)),
-    )
-}
 
 /// The most samples that a region can use.
 fn most(region: &Region) -> u64 {
@@ -119,6 +45,11 @@ fn most(region: &Region) -> u64 {
     } else {
         folios.div_ceil(DENSEST)
     }
+}
+
+/// The most samples that all regions together can use.
+pub(super) fn useful(map: &RegionMap) -> u64 {
+    map.regions().iter().map(most).sum()
 }
 
 /// Deals `total` samples out to the regions. `turn` rotates who goes without
@@ -218,6 +149,26 @@ pub(super) fn deal_to_edges(map: &mut RegionMap, total: u64, turn: u64, threshol
         }
     }
     spread(regions, free - share);
+}
+
+/// Deals each of `total` samples to the region of a page drawn from all pages:
+/// the ablation of HM-Keeper §1.6.
+pub(super) fn deal_at_random(map: &mut RegionMap, total: u64, rng: &mut Rng) {
+    let regions = map.regions_mut();
+    let pages: u64 = regions.iter().map(|r| r.range().pages()).sum();
+    if pages == 0 {
+        return;
+    }
+    let mut drawn: Vec<u64> = (0..total).map(|_| rng.below(pages)).collect();
+    drawn.sort_unstable();
+    let (mut end, mut taken) = (0, 0);
+    for region in regions.iter_mut() {
+        end += region.range().pages();
+        let until = drawn.partition_point(|&page| page < end);
+        region.aims = [false; 2];
+        region.quota = saturate((until - taken) as u64);
+        taken = until;
+    }
 }
 
 /// With more regions than samples everybody has one now and then.
@@ -376,54 +327,6 @@ mod tests {
 
     fn total(map: &RegionMap) -> u64 {
         map.regions().iter().map(|r| u64::from(r.quota())).sum()
-    }
-
-    #[test]
-    fn quota_is_equation_8_1() {
-        // 10 s x 5 % / (1.27 us x 3) = 131,233: the paper's machine (§1.2).
-        let mut cost = ScanCost::default();
-        cost.learn(&EpochCost {
-            scanning: Nanos(127_000),
-            scanned: 100,
-            ..EpochCost::default()
-        });
-        let quota = |cpu| sample_quota(cpu, 0.05, cost, 3, 1);
-        assert_eq!(quota(Nanos::from_secs(10)), 131_233);
-        assert_eq!(quota(Nanos::ZERO), 1);
-    }
-
-    #[test]
-    fn samples_get_what_the_rest_of_profiling_leaves() {
-        let mut cost = ScanCost::default();
-        cost.learn(&EpochCost {
-            profiling: Nanos::from_millis(300),
-            scanning: Nanos::from_millis(100),
-            scanned: 50_000,
-            ..EpochCost::default()
-        });
-        // 2 us a scan. 10 s x 5 % = 500 ms; 200 ms go elsewhere.
-        let quota = |targets| sample_quota(Nanos::from_secs(10), 0.05, cost, 3, targets);
-        assert_eq!(quota(1), 50_000);
-        assert_eq!(quota(2), 400_000_000 / 6_000);
-        // 1 s x 5 % is less than what goes elsewhere: a tenth remains.
-        assert_eq!(sample_quota(Nanos::from_secs(1), 0.05, cost, 3, 1), 833);
-    }
-
-    #[test]
-    fn the_cost_of_a_scan_follows_what_is_measured() {
-        let mut cost = ScanCost::default();
-        assert!((cost.nanos() - 15_000.0).abs() < 1e-9);
-        for (nanos, want) in [(2_000, 2_000.0), (4_000, 3_000.0)] {
-            cost.learn(&EpochCost {
-                scanning: Nanos(nanos * 10),
-                scanned: 10,
-                ..EpochCost::default()
-            });
-            assert!((cost.nanos() - want).abs() < 1e-9);
-        }
-        // An epoch without scans teaches nothing.
-        cost.learn(&EpochCost::default());
-        assert!((cost.nanos() - 3_000.0).abs() < 1e-9);
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! What can be set of the decisions. The configuration fills these in; their
 //! defaults are the configuration's defaults.
 
+use serde::{Deserialize, Serialize};
+
 use crate::units::{Bytes, HUGE_PAGE_BYTES, Nanos};
 
 /// Where a region is split whose samples contradict each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SplitRule {
     /// At the edge that its samples, and what is remembered of it, suggest;
     /// further samples go to where the edge may be. Ours.
@@ -26,8 +28,24 @@ impl SplitRule {
     ];
 }
 
+/// Where samples go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Placement {
+    /// Where they tell most.
+    #[default]
+    Aimed,
+    /// Anywhere: each to a page drawn from all (the ablation of HM-Keeper §1.6).
+    Random,
+}
+
+impl Placement {
+    /// The names in the configuration.
+    pub const CHOICES: [(&'static str, Self); 2] =
+        [("aimed", Self::Aimed), ("random", Self::Random)];
+}
+
 /// How memory is watched.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProfilingSettings {
     /// One epoch (HM-Keeper's `t_mi`, §1.2; 10 s in its evaluation).
     pub interval: Nanos,
@@ -49,6 +67,13 @@ pub struct ProfilingSettings {
     pub split_threshold: f64,
     /// Where it splits.
     pub split: SplitRule,
+    /// Where samples go.
+    pub placement: Placement,
+    /// Whether samples, and with them regions, are held to the overhead limit;
+    /// if not, each region has its sample, nothing merges and, by halves, every
+    /// contradiction splits (the ablation of HM-Keeper §1.6: τ1 = τ2 = 0, no
+    /// `num_ps`).
+    pub overhead_control: bool,
 }
 
 impl Default for ProfilingSettings {
@@ -62,12 +87,14 @@ impl Default for ProfilingSettings {
             merge_threshold: 1.0 / 3.0,
             split_threshold: 2.0 / 3.0,
             split: SplitRule::default(),
+            placement: Placement::default(),
+            overhead_control: true,
         }
     }
 }
 
 /// Policy `hm-keeper` (HM-Keeper §1.3).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HmKeeperSettings {
     /// Weight of the newest count in the moving average (Eq. 8.2: α = 0.5).
     pub ema: f64,
@@ -100,7 +127,7 @@ impl Default for HmKeeperSettings {
 }
 
 /// Which policy decides, with its settings.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum PolicySettings {
     /// HM-Keeper's own.
     HmKeeper(HmKeeperSettings),
@@ -125,7 +152,7 @@ impl Default for PolicySettings {
 }
 
 /// Everything that the engine can be told.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineSettings {
     /// How memory is watched.
     pub profiling: ProfilingSettings,

@@ -121,6 +121,7 @@ pub struct Path {
 
 /// The memory of one machine. Unchecked: [`TierTable::new`] checks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Parts")]
 pub struct TierTable {
     tiers: Vec<Tier>,
     nodes: Vec<Node>,
@@ -163,6 +164,22 @@ pub enum TierTableError {
     /// No memory at all.
     #[error("no node with memory was found")]
     NoNodes,
+}
+
+/// A table that somebody else wrote, not checked yet.
+#[derive(Deserialize)]
+struct Parts {
+    tiers: Vec<Tier>,
+    nodes: Vec<Node>,
+    paths: Vec<Path>,
+}
+
+impl TryFrom<Parts> for TierTable {
+    type Error = TierTableError;
+
+    fn try_from(parts: Parts) -> Result<Self, TierTableError> {
+        Self::new(parts.tiers, parts.nodes, parts.paths)
+    }
 }
 
 impl TierTable {

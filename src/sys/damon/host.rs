@@ -7,7 +7,7 @@ use std::{fs, io, thread};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use super::sysfs::Admin;
+use super::sysfs::{Admin, SHRINK};
 use super::{DamonSampler, MAX_REGIONS};
 use crate::ports::{AccessSampler, PortError};
 use crate::sys::own_pages::{OwnPages, own_pid};
@@ -176,12 +176,13 @@ pub(super) fn busy_remedy(root: &Root) -> String {
 }
 
 /// Samples that the limit of open files allows; raises the limit first, as far
-/// as the administrator lets us. Each takes two files, and a target keeps those
-/// of twice as many as it has now.
+/// as the administrator lets us. Each takes two files, a target keeps those of
+/// [`SHRINK`] times as many as it has now, and one more is for chance.
 pub(super) fn most_regions() -> usize {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let others = OTHER_FILES + cpus;
-    let wanted = 5 * MAX_REGIONS as u64 + others;
+    let files = 2 * SHRINK as u64 + 1;
+    let wanted = files * MAX_REGIONS as u64 + others;
     let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, _)) if soft >= wanted => soft,
         Ok((soft, hard)) => {
@@ -193,7 +194,7 @@ pub(super) fn most_regions() -> usize {
         }
         Err(_) => 1024,
     };
-    let most = limit.saturating_sub(others) / 5;
+    let most = limit.saturating_sub(others) / files;
     usize::try_from(most)
         .unwrap_or(MAX_REGIONS)
         .clamp(1, MAX_REGIONS)

@@ -20,8 +20,11 @@ use crate::units::{PAGE_BYTES, Pid, VirtAddr};
 const BUSY_RETRIES: usize = 20;
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
-/// One spare region for so many that are used.
-const SPARE: usize = 8;
+/// One spare region for so many that are used: making all of them anew costs
+/// twice what an epoch's scans do.
+const SPARE: usize = 2;
+/// Regions are made anew when fewer than one in so many is used.
+pub(super) const SHRINK: usize = 4;
 /// Where spare regions are: above the memory of any process, 2^56 at most.
 const BEYOND: u64 = 1 << 60;
 
@@ -189,13 +192,12 @@ struct Slot {
 }
 
 impl Regions {
-    /// Watches these pages, sorted, in place of those of before. A few regions
-    /// more than needed are kept beyond any process's memory, so that the
-    /// number of regions, whose change makes the kernel forget all of them,
-    /// seldom changes. Returns how many regions there are.
+    /// Watches these pages, sorted, in place of those of before. Regions that are not
+    /// needed now are kept beyond any process's memory, so that the number of
+    /// regions, whose change makes the kernel forget all of them, seldom changes. Returns how many regions there are.
     pub(super) fn watch(&mut self, pages: &[VirtAddr]) -> io::Result<usize> {
         let count = pages.len();
-        if count > self.slots.len() || count < self.slots.len() / 2 {
+        if count > self.slots.len() || count < self.slots.len() / SHRINK {
             self.resize(count + count / SPARE + 1)?;
         }
         let spare = (0..).map(|i| VirtAddr(BEYOND + i * 2 * PAGE_BYTES));

@@ -6,7 +6,9 @@
 //! meanwhile, and answers page by page; the pages asked for may be elsewhere,
 //! pinned, gone, or the destination full.
 //!
-//! **Approach.** Moves of one process, source and destination are grouped and
+//! **Approach.** The plan is taken in slices, so that a turn that ends early has
+//! promoted the most urgent, and not only made room for it. In a slice demotions
+//! come first. Moves of one process, source and destination are grouped and
 //! their folios looked up, so that nothing is "moved" to where it is. Small
 //! and huge folios go in batches of their own, each sized by what a page of its kind
 //! took lately so that a call stays below its time. Before each batch the
@@ -22,6 +24,7 @@ mod refused;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -33,9 +36,11 @@ use super::locate::Locator;
 use super::residency;
 use super::root::Root;
 use crate::ports::{MoveLimits, PageMover, PortError};
-use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
+use crate::tiering::plan::{Direction, Move, MoveOutcome, MoveResult, PageCounts};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
+/// Bytes of moves from which on a slice of the plan ends before its next demotion.
+const SLICE_BYTES: Bytes = Bytes::from_mib(4);
 /// Bytes of moves that are looked up and carried out together.
 const GROUP_BYTES: Bytes = Bytes::from_mib(16);
 /// Others use memory too: what is free is read again after this long.
@@ -214,8 +219,8 @@ impl SysMover {
             return Bytes(u64::MAX);
         };
         if room.left < bytes || room.read_at.elapsed() >= ROOM_LASTS {
-            if let Ok(memory) = residency::memory_of(&self.root, to) {
-                room.left = memory.room();
+            if let Ok(usage) = residency::usage_of(&self.root, to) {
+                room.left = usage.free.saturating_sub(usage.reserve);
             }
             room.read_at = Instant::now();
         }
@@ -310,23 +315,28 @@ impl PageMover for SysMover {
             room: rooms(&self.root),
             busy: Vec::new(),
         };
-        for group in groups(moves) {
-            let first = &moves[group[0]];
-            let items = if turn.is_over() {
-                None
-            } else {
-                self.find(moves, &group, &mut turn)
-                    .inspect_err(|e| {
-                        tracing::warn!(pid = %first.pid, error = %e, "cannot see where its pages are: they stay");
-                    })
-                    .ok()
-            };
-            match items {
-                Some(items) => self.carry_out(first.pid, first.to, items, &mut turn),
-                None => {
-                    for index in group {
-                        let asked = &moves[index];
-                        turn.counts[index].deferred += asked.limit.pages().min(asked.range.pages());
+        for slice in slices(moves) {
+            // What the slice before filled, demotions of this one may empty.
+            turn.full.clear();
+            for group in groups(moves, slice) {
+                let first = &moves[group[0]];
+                let items = if turn.is_over() {
+                    None
+                } else {
+                    self.find(moves, &group, &mut turn)
+                        .inspect_err(|e| {
+                            tracing::warn!(pid = %first.pid, error = %e, "cannot see where its pages are: they stay");
+                        })
+                        .ok()
+                };
+                match items {
+                    Some(items) => self.carry_out(first.pid, first.to, items, &mut turn),
+                    None => {
+                        for index in group {
+                            let asked = &moves[index];
+                            turn.counts[index].deferred +=
+                                asked.limit.pages().min(asked.range.pages());
+                        }
                     }
                 }
             }
@@ -367,12 +377,12 @@ fn fitting(items: &[Item], bytes: Bytes) -> usize {
 /// What every node can take now.
 fn rooms(root: &Root) -> HashMap<NodeId, Room> {
     let read_at = Instant::now();
-    let nodes = residency::memory(root).unwrap_or_default();
+    let nodes = residency::usage(root).unwrap_or_default();
     nodes
         .into_iter()
-        .map(|memory| {
-            let left = memory.room();
-            (memory.usage.node, Room { left, read_at })
+        .map(|usage| {
+            let left = usage.free.saturating_sub(usage.reserve);
+            (usage.node, Room { left, read_at })
         })
         .collect()
 }
@@ -392,13 +402,40 @@ fn pace_to_rate(turn: &Turn) {
     }
 }
 
+/// The plan in pieces: first the promotions for which there is room already, then
+/// some [`SLICE_BYTES`] each, with all demotions that its promotions need, since a
+/// demotion stands before its promotion.
+fn slices(moves: &[Move]) -> impl Iterator<Item = Range<usize>> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let left = &moves[start..];
+        let mut bytes = Bytes::ZERO;
+        let has_room = left
+            .first()
+            .is_some_and(|m| m.direction == Direction::Promotion);
+        let ends = |pair: &[Move]| {
+            bytes += pair[0].limit;
+            let turns = pair[0].direction == Direction::Promotion
+                && pair[1].direction == Direction::Demotion;
+            turns && (has_room || bytes >= SLICE_BYTES)
+        };
+        let length = left
+            .windows(2)
+            .position(ends)
+            .map_or(left.len(), |at| at + 1);
+        let slice = start..start + length;
+        start = slice.end;
+        (!slice.is_empty()).then_some(slice)
+    })
+}
+
 /// Indices of moves to carry out together: one direction, process, source and
 /// destination; in the order of the first of each, at most [`GROUP_BYTES`].
-fn groups(moves: &[Move]) -> Vec<Vec<usize>> {
+fn groups(moves: &[Move], slice: Range<usize>) -> Vec<Vec<usize>> {
     let mut groups: Vec<(Bytes, Vec<usize>)> = Vec::new();
     // Groups that may still grow, by key.
     let mut open: std::collections::HashMap<_, usize> = std::collections::HashMap::new();
-    for (index, m) in moves.iter().enumerate() {
+    for (index, m) in slice.clone().zip(&moves[slice]) {
         let key = (m.direction, m.pid, m.from, m.to);
         match open.get(&key).map(|&at| &mut groups[at]) {
             Some((bytes, group)) if *bytes < GROUP_BYTES => {

@@ -30,9 +30,33 @@ fn moves_are_grouped_and_demotions_come_first() {
         asked(2, 40, 3, 0, Promotion),
     ];
     assert_eq!(
-        groups(&moves),
+        groups(&moves, 0..moves.len()),
         [vec![3], vec![0, 2], vec![1], vec![4], vec![5]]
     );
+}
+
+#[test]
+fn what_has_room_is_a_slice_and_so_is_each_demotion_with_its_promotions() {
+    let moves = |directions: &str| -> Vec<Move> {
+        let way = |c| match c {
+            'P' => Direction::Promotion,
+            _ => Direction::Demotion,
+        };
+        // 8 MiB each: more than a slice needs.
+        let asked = |c| asked(1, 0, 3, 0, way(c));
+        directions.chars().map(asked).collect()
+    };
+    let cut = |directions: &str| slices(&moves(directions)).collect::<Vec<_>>();
+    assert_eq!(cut("PPDDPDP"), [0..2, 2..5, 5..7]);
+    assert_eq!(cut("DDPP").len(), 1);
+    assert_eq!(cut("PDD"), [0..1, 1..3]);
+    assert!(cut("").is_empty());
+    // Small ones go together.
+    let mut small = moves("PDPDPDP");
+    for m in &mut small {
+        m.limit = Bytes::from_mib(1);
+    }
+    assert_eq!(slices(&small).collect::<Vec<_>>(), [0..1, 1..5, 5..7]);
 }
 
 const LIMITS: MoveLimits = MoveLimits {

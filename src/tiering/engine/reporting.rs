@@ -1,17 +1,18 @@
 //! The report of one step.
 
 use super::{Engine, Told};
+use crate::tiering::governor;
 use crate::tiering::observation::{Observation, TargetMap};
 use crate::tiering::plan::{Move, PageCounts};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, Flow, Overhead, PauseReason, TargetReport};
-use crate::tiering::sampling;
 use crate::tiering::tier::{TierTable, TierView};
 use crate::units::{Bytes, Nanos, TierId};
 
 /// What a step found out, one entry per target of the observation.
 pub(super) struct Ratios<'a> {
     pub(super) told: Vec<Told>,
+    pub(super) interval: Nanos,
     pub(super) views: Vec<TierView>,
     pub(super) paused: Vec<Option<PauseReason>>,
     pub(super) moves: &'a [Move],
@@ -43,10 +44,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                     told.cpu,
                 ) * share(told.samples, all, equal),
                 migration: ratio(seen.cost.migration, told.cpu) * share(pages.moved, moved, equal),
-                target_side: ratio(
-                    sampling::target_side(touched(seen, target), pages.moved),
-                    told.cpu,
-                ),
+                target_side: ratio(governor::target_side(told.set_again, pages.moved), told.cpu),
             };
             TargetReport {
                 id: target.id,
@@ -81,6 +79,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         targets,
         nodes: seen.nodes.clone(),
         cost: seen.cost,
+        interval: ratios.interval,
         sample_quota: ratios.told.iter().map(|t| t.quota).sum(),
         migration_elapsed: seen.outcome.elapsed,
         longest_call: seen.outcome.longest_call,
@@ -92,15 +91,6 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
 /// it had used a millisecond.
 fn ratio(spent: Nanos, target_cpu: Nanos) -> f64 {
     spent.0 as f64 / target_cpu.max(Nanos::from_millis(1)).0 as f64
-}
-
-/// Accessed bits of one target that had to be set again.
-fn touched(seen: &Observation, target: &TargetMap) -> u64 {
-    seen.accesses
-        .iter()
-        .filter(|(s, _)| s.target == target.id)
-        .map(|(_, t)| u64::from(t.accessed))
-        .sum()
 }
 
 fn ranking(tiers: &TierTable, view: &TierView) -> Vec<Vec<TierId>> {

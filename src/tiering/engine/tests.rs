@@ -272,3 +272,99 @@ fn a_thread_that_hops_between_sockets_does_not_change_the_view_each_time() {
         tracked.view_share
     );
 }
+
+/// The same target again, under another name, with so much memory and CPU time.
+fn another(seen: &mut Observation, id: u32, mib: u64, cpu: Nanos) {
+    let mut target = seen.targets[0].clone();
+    target.id = TargetId(id);
+    target.pid = Pid(100 + i32::try_from(id).unwrap());
+    target.eligible = PageRange::new(VirtAddr(0), VirtAddr(mib * MIB))
+        .into_iter()
+        .collect();
+    target.cpu_time = cpu;
+    seen.targets.push(target);
+}
+
+#[test]
+fn a_target_without_memory_to_watch_takes_nothing_from_others() {
+    let quota = |cpu_of_other| {
+        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+        let mut last = 0;
+        for second in [10, 20, 30] {
+            let mut seen = observation(second, Vec::new(), 0);
+            seen.targets[0].eligible =
+                vec![PageRange::new(VirtAddr(0), VirtAddr(MIB << 20)).unwrap()];
+            another(
+                &mut seen,
+                9,
+                0,
+                Nanos(Nanos::from_secs(second).0 * cpu_of_other),
+            );
+            last = engine.step(&seen).report.sample_quota;
+        }
+        last
+    };
+    assert_eq!(quota(64), quota(0));
+    assert!(quota(64) > 1000, "{}", quota(64));
+}
+
+#[test]
+fn no_more_samples_than_the_sampler_can_watch() {
+    for capacity in [0, 1, 3, 10] {
+        for overhead_control in [true, false] {
+            let mut settings = EngineSettings::default();
+            settings.profiling.overhead_control = overhead_control;
+            let mut engine = Engine::new(settings, tiers(None), 1);
+            for second in [10, 20] {
+                let mut seen = observation(second, Vec::new(), 0);
+                seen.capacity = capacity;
+                for id in 5..10 {
+                    let cpu = Nanos(Nanos::from_secs(second).0 * u64::from(id));
+                    another(&mut seen, id, 64, cpu);
+                }
+                let plan = engine.step(&seen);
+                assert!(plan.samples.len() as u64 <= capacity, "{capacity}");
+                assert!(plan.report.sample_quota <= capacity, "{capacity}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_overhead_control_each_region_has_its_sample_and_none_merges() {
+    let mut settings = EngineSettings::default();
+    settings.profiling.overhead_control = false;
+    settings.profiling.overhead_limit = 1e-9;
+    settings.profiling.split = SplitRule::Halves;
+    let mut engine = Engine::new(settings, tiers(None), 1);
+    let mut samples = Vec::new();
+    for second in (10..100).step_by(10) {
+        let plan = engine.step(&observation(second, samples, 3 * MIB));
+        let regions = plan.report.targets[0].regions;
+        assert!(regions >= 4, "{regions}");
+        assert_eq!(plan.samples.len() as u64, regions);
+        samples = plan.samples;
+    }
+}
+
+#[test]
+fn random_samples_are_dealt_by_length_alone() {
+    let mut settings = EngineSettings::default();
+    settings.profiling.placement = Placement::Random;
+    settings.profiling.split = SplitRule::Fixed;
+    let mut engine = Engine::new(settings, tiers(None), 1);
+    let mut low = 0;
+    let mut all = 0;
+    for second in (10..400).step_by(10) {
+        let mut seen = observation(second, Vec::new(), 0);
+        seen.capacity = 16;
+        let plan = engine.step(&seen);
+        low += plan.samples.iter().filter(|s| s.addr.0 < 2 * MIB).count();
+        all += plan.samples.len();
+    }
+    let share = low as f64 / all as f64;
+    assert!(
+        (0.15..0.35).contains(&share),
+        "a quarter of the memory: {share}"
+    );
+}

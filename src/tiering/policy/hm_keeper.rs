@@ -21,8 +21,9 @@
 //!   what was moved rests for `rest_epochs` before it may go the other way.
 //!
 //! **Properties** (tests below): no node is filled beyond its room; promoted
-//! bytes stay within N, all bytes within the budget; demotions come first and
-//! go only as far down as there is room; with hotness still, moves come to rest.
+//! bytes stay within N, all bytes within the budget; each demotion stands before
+//! the promotion that it makes room for, and goes only as far down as there is
+//! room; with hotness still, moves come to rest.
 
 use super::{Budget, Ledger, Policy, View};
 use crate::tiering::hotness::Histogram;
@@ -193,8 +194,7 @@ struct Planner<'a, 'v> {
     /// Per place in `coldest` order of the view: bytes that should stay, by
     /// target, region and node.
     keep: std::collections::HashMap<(usize, usize, NodeId), Bytes>,
-    demotions: Vec<Move>,
-    promotions: Vec<Move>,
+    moves: Vec<Move>,
 }
 
 impl<'a, 'v> Planner<'a, 'v> {
@@ -219,8 +219,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             coldest: histogram.buckets().iter().flatten().copied().collect(),
             cursors: Vec::new(),
             keep,
-            demotions: Vec::new(),
-            promotions: Vec::new(),
+            moves: Vec::new(),
         }
     }
 
@@ -231,9 +230,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             }
             self.promote(*ideal);
         }
-        let mut moves = self.demotions;
-        moves.append(&mut self.promotions);
-        moves
+        self.moves
     }
 
     /// Brings to `ideal.node` what of the region lies slower.
@@ -267,7 +264,7 @@ impl<'a, 'v> Planner<'a, 'v> {
                 self.free.give(from, bytes);
                 self.promotions_left = self.promotions_left.saturating_sub(bytes);
                 self.left = self.left.saturating_sub(bytes);
-                self.promotions.push(Move {
+                self.moves.push(Move {
                     target: target.id,
                     pid: target.pid,
                     range: r.range(),
@@ -328,7 +325,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             self.free.take(to, bytes);
             self.left = self.left.saturating_sub(bytes);
             taken += bytes;
-            self.demotions.push(Move {
+            self.moves.push(Move {
                 target: target.id,
                 pid: target.pid,
                 range: victim.range(),

@@ -215,7 +215,7 @@ mod properties {
 
     proptest! {
         /// Carried out in order, no move overfills a node or takes more than
-        /// is there, and demotions come first. Done again on the result, it
+        /// is there. Done again on the result, it
         /// comes to rest: what was demoted into a slower tier's room may have
         /// to give way there once more, rank by rank, and then no more.
         #[test]
@@ -230,7 +230,6 @@ mod properties {
             let total: u64 = room.iter().sum();
             for turn in 0..6 {
                 let moves = decide(settings, &regions, room);
-                prop_assert!(moves.windows(2).all(|w| w[0].direction <= w[1].direction));
                 if turn == 5 {
                     prop_assert!(moves.is_empty(), "again: {:?}", brief(&moves));
                 }
@@ -238,6 +237,7 @@ mod properties {
                 for m in &moves {
                     let bytes = i64::try_from(m.limit.0).unwrap();
                     after[m.to.0 as usize] -= bytes;
+                    prop_assert!(after[m.to.0 as usize] >= 0, "overfilled: {after:?}");
                     after[m.from.0 as usize] += bytes;
                     let at = regions.iter().position(|r| r.range() == m.range).unwrap();
                     prop_assert!(regions[at].pages().on(m.from) * 4096 >= m.limit.0);
@@ -248,7 +248,6 @@ mod properties {
                     let counts: Vec<_> = pages.iter().collect();
                     regions[at] = Region::for_test(m.range, regions[at].hotness(), &counts);
                 }
-                prop_assert!(after.iter().all(|&b| b >= 0), "overfilled: {after:?}");
                 room = after.map(|b| u64::try_from(b).unwrap() / MIB);
                 prop_assert_eq!(room.iter().sum::<u64>(), total);
             }

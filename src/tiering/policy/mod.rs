@@ -52,7 +52,8 @@ pub trait Policy: Send {
     fn name(&self) -> &'static str;
     /// Weight of the newest count in a region's hotness.
     fn ema(&self) -> f32;
-    /// The moves to make now: demotions first.
+    /// The moves to make now: the most urgent first, each demotion before the
+    /// promotion that it makes room for.
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move>;
 }
 

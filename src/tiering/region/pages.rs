@@ -3,8 +3,32 @@
 use crate::units::NodeId;
 
 /// Pages of one region per node, ascending by node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pages(Vec<(NodeId, u64)>);
+///
+/// Nearly all regions lie on one node, and there are a million of them: the
+/// first node stands in the region itself, and only more than one needs memory
+/// of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// The first node that has any; none has if the count is zero.
+    first: (NodeId, u64),
+    /// The others.
+    rest: Option<Box<Rest>>,
+}
+
+const NOWHERE: (NodeId, u64) = (NodeId(0), 0);
+
+/// Never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rest(Vec<(NodeId, u64)>);
+
+impl Default for Pages {
+    fn default() -> Self {
+        Self {
+            first: NOWHERE,
+            rest: None,
+        }
+    }
+}
 
 impl Pages {
     /// From counts in any order; a node may occur more than once.
@@ -16,22 +40,26 @@ impl Pages {
         pages
     }
 
+    fn rest(&self) -> &[(NodeId, u64)] {
+        self.rest.as_ref().map_or(&[], |rest| &rest.0)
+    }
+
     /// On one node.
     pub fn on(&self, node: NodeId) -> u64 {
-        self.0
-            .iter()
+        self.iter()
             .find(|(n, _)| *n == node)
-            .map_or(0, |&(_, count)| count)
+            .map_or(0, |(_, count)| count)
     }
 
     /// On all nodes: the pages that are present.
     pub fn total(&self) -> u64 {
-        self.0.iter().map(|&(_, count)| count).sum()
+        self.iter().map(|(_, count)| count).sum()
     }
 
     /// Each node that has any, ascending.
     pub fn iter(&self) -> impl Iterator<Item = (NodeId, u64)> + '_ {
-        self.0.iter().copied()
+        let first = Some(self.first).filter(|(_, count)| *count > 0);
+        first.into_iter().chain(self.rest().iter().copied())
     }
 
     /// `count` more on `node`.
@@ -39,21 +67,59 @@ impl Pages {
         if count == 0 {
             return;
         }
-        match self.0.binary_search_by_key(&node, |&(n, _)| n) {
-            Ok(at) => self.0[at].1 += count,
-            Err(at) => self.0.insert(at, (node, count)),
+        if self.first.1 == 0 {
+            self.first = (node, count);
+            return;
+        }
+        if node == self.first.0 {
+            self.first.1 += count;
+            return;
+        }
+        // What stands first gives way to a node before it.
+        let (node, count) = if node < self.first.0 {
+            std::mem::replace(&mut self.first, (node, count))
+        } else {
+            (node, count)
+        };
+        let rest = &mut self
+            .rest
+            .get_or_insert_with(|| Box::new(Rest(Vec::new())))
+            .0;
+        match rest.binary_search_by_key(&node, |&(n, _)| n) {
+            Ok(at) => rest[at].1 += count,
+            Err(at) => rest.insert(at, (node, count)),
         }
     }
 
     /// `count` pages go from one node to another, as far as there are any.
     pub fn shift(&mut self, from: NodeId, to: NodeId, count: u64) {
-        if let Ok(at) = self.0.binary_search_by_key(&from, |&(n, _)| n) {
-            let count = count.min(self.0[at].1);
-            self.0[at].1 -= count;
-            if self.0[at].1 == 0 {
-                self.0.remove(at);
-            }
+        let count = count.min(self.on(from));
+        if count > 0 && from != to {
+            self.take(from, count);
             self.add(to, count);
+        }
+    }
+
+    /// `count` fewer on a node that has so many.
+    fn take(&mut self, node: NodeId, count: u64) {
+        if node == self.first.0 {
+            self.first.1 -= count;
+            if self.first.1 > 0 {
+                return;
+            }
+            self.first = NOWHERE;
+            if let Some(mut rest) = self.rest.take() {
+                self.first = rest.0.remove(0);
+                self.rest = Some(rest).filter(|rest| !rest.0.is_empty());
+            }
+            return;
+        }
+        if let Some(mut rest) = self.rest.take() {
+            if let Some(there) = rest.0.iter_mut().find(|(n, _)| *n == node) {
+                there.1 -= count;
+            }
+            rest.0.retain(|&(_, count)| count > 0);
+            self.rest = Some(rest).filter(|rest| !rest.0.is_empty());
         }
     }
 
@@ -61,12 +127,49 @@ impl Pages {
     /// is lost.
     pub(super) fn divide(&self, part: u64, whole: u64) -> (Self, Self) {
         let (mut first, mut second) = (Self::default(), Self::default());
-        for &(node, count) in &self.0 {
+        for (node, count) in self.iter() {
             let share = u128::from(count) * u128::from(part) / u128::from(whole.max(1));
             let share = u64::try_from(share).unwrap_or(count).min(count);
             first.add(node, share);
             second.add(node, count - share);
         }
         (first, second)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// As a plain map would have it, whatever is done, and in one form only.
+        #[test]
+        fn pages_are_a_map(
+            steps in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..5, any::<bool>()), 0..40),
+        ) {
+            let (mut pages, mut plain) = (Pages::default(), BTreeMap::<NodeId, u64>::new());
+            for (from, to, count, adds) in steps {
+                let (from, to) = (NodeId(from), NodeId(to));
+                if adds {
+                    pages.add(to, count);
+                    *plain.entry(to).or_default() += count;
+                } else {
+                    pages.shift(from, to, count);
+                    let there = plain.entry(from).or_default();
+                    let count = count.min(*there);
+                    *there -= count;
+                    *plain.entry(to).or_default() += count;
+                }
+                plain.retain(|_, count| *count > 0);
+                let list: Vec<_> = plain.iter().map(|(&node, &count)| (node, count)).collect();
+                prop_assert_eq!(pages.iter().collect::<Vec<_>>(), list.clone());
+                prop_assert_eq!(pages.total(), list.iter().map(|(_, count)| count).sum::<u64>());
+                prop_assert_eq!(&pages, &Pages::from_counts(&list));
+            }
+        }
     }
 }

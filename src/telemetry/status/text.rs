@@ -1,0 +1,273 @@
+//! The status as text: one screen for people.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::{ShareStatus, Status, TargetStatus};
+use crate::tiering::plan::Direction;
+use crate::tiering::report::PauseReason;
+use crate::units::Bytes;
+
+/// Columns of the text: it fits any terminal of this width.
+pub const WIDTH: usize = 100;
+
+impl Status {
+    /// One screen for people; no line is longer than [`WIDTH`].
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string does not fail.
+        let _ = self.write(&mut out);
+        let lines = out.lines().map(|line| cut(line.trim_end(), WIDTH));
+        lines.map(|line| line + "\n").collect()
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(
+            out,
+            "hmkeeper {}, up {}, epoch {} of {}, sampler {}, policy {}",
+            self.version,
+            age(self.uptime_seconds),
+            self.epoch,
+            age(self.interval_seconds),
+            self.sampler,
+            self.policy
+        )?;
+        if self.epoch_seconds > self.interval_seconds {
+            writeln!(
+                out,
+                "an epoch takes {}: the overhead limit pays for no more",
+                age(self.epoch_seconds)
+            )?;
+        }
+        for reason in &self.paused {
+            writeln!(out, "nothing is moved: {}", explained(*reason))?;
+        }
+        let cost = &self.cost;
+        writeln!(
+            out,
+            "own cost {} of a CPU (profiling {:.1} s, kdamonds {:.1} s, migration {:.1} s, other {:.1} s)",
+            percent(cost.cpus),
+            cost.profiling_seconds,
+            cost.kdamonds_seconds,
+            cost.migration_seconds,
+            cost.other_seconds
+        )?;
+        writeln!(
+            out,
+            "\n{:<16} {:<12} {:>10} {:>10}",
+            "TIER", "NODES", "FREE", "TOTAL"
+        )?;
+        for tier in &self.tiers {
+            let nodes: Vec<String> = tier.nodes.iter().map(ToString::to_string).collect();
+            writeln!(
+                out,
+                "{:<16} {:<12} {:>10} {:>10}",
+                cut(&tier.name, 16),
+                cut(&nodes.join(","), 12),
+                Bytes(tier.free_bytes),
+                Bytes(tier.total_bytes)
+            )?;
+        }
+        for target in &self.targets {
+            target.write(out, cost.limit)?;
+        }
+        if self.targets.is_empty() {
+            writeln!(
+                out,
+                "\nno target: name one in the configuration, or `hmkeeper attach PID`"
+            )?;
+        }
+        if !self.absent.is_empty() {
+            writeln!(out, "\nnot there: {}", self.absent.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+impl TargetStatus {
+    fn write(&self, out: &mut String, limit: f64) -> std::fmt::Result {
+        writeln!(
+            out,
+            "\n{} (pid {}): {} hot of {} in {} regions, {} samples ({} accessed, {} unknown)",
+            cut(&self.name, 24),
+            self.pid,
+            Bytes(self.hot_bytes),
+            Bytes(self.eligible_bytes),
+            self.regions,
+            self.samples,
+            self.samples_accessed,
+            self.samples_unknown
+        )?;
+        if let Some(reason) = self.paused {
+            writeln!(out, "  left alone: {}", explained(reason))?;
+        }
+        writeln!(
+            out,
+            "  costs it {} of its CPU time: profiling {}, migration {}, own share {}; limit {}",
+            percent(self.overhead.total),
+            percent(self.overhead.profiling),
+            percent(self.overhead.migration),
+            percent(self.overhead.target),
+            percent(limit)
+        )?;
+        writeln!(
+            out,
+            "  {:<16} {:>10} {:>10}",
+            "TIER", "RESIDENT", "ACCESSES"
+        )?;
+        let rank = |tier: &str| {
+            let holds = |rank: &Vec<String>| rank.iter().any(|t| t == tier);
+            self.ranking.iter().position(holds).unwrap_or(usize::MAX)
+        };
+        let mut tiers: Vec<&ShareStatus> = self.tiers.iter().collect();
+        tiers.sort_by_key(|share| rank(&share.tier));
+        for share in tiers {
+            writeln!(
+                out,
+                "  {:<16} {:>10} {:>10}",
+                cut(&share.tier, 16),
+                Bytes(share.resident_bytes),
+                percent(share.access_ratio)
+            )?;
+        }
+        if self.moves.is_empty() {
+            return writeln!(out, "  nothing was moved yet");
+        }
+        writeln!(
+            out,
+            "  {:<10} {:<16} {:<16} {:<6} {:>10} {:>10}",
+            "MOVED", "FROM", "TO", "WHY", "LAST", "SO FAR"
+        )?;
+        for way in &self.moves {
+            writeln!(
+                out,
+                "  {:<10} {:<16} {:<16} {:<6} {:>10} {:>10}",
+                match way.direction {
+                    Direction::Demotion => "demoted",
+                    Direction::Promotion => "promoted",
+                },
+                cut(&way.from, 16),
+                cut(&way.to, 16),
+                way.reason.as_str(),
+                Bytes(way.last_bytes),
+                Bytes(way.total_bytes)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// At most `width` characters.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width - 1).chain("…".chars()).collect()
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+pub(in crate::telemetry) fn explained(reason: PauseReason) -> String {
+    let why = match reason {
+        PauseReason::Operator => "`hmkeeper resume` goes on",
+        PauseReason::DryRun => "plans are made and counted only",
+        PauseReason::SamplerBlind => "busy, but no page is ever seen accessed",
+        PauseReason::OneTier => "this machine has nothing to move to",
+    };
+    format!("{} ({why})", reason.as_str())
+}
+
+/// A length of time in its two largest units.
+fn age(seconds: f64) -> String {
+    if seconds < 60.0 {
+        let tenths = (seconds * 10.0).round() / 10.0;
+        return format!("{tenths} s");
+    }
+    let whole = Duration::from_secs_f64(seconds.min(1e12)).as_secs();
+    match whole {
+        ..3600 => format!("{} min {} s", whole / 60, whole % 60),
+        3600..86_400 => format!("{} h {} min", whole / 3600, whole / 60 % 60),
+        _ => format!("{} d {} h", whole / 86_400, whole / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::testing::{report, snapshot, target};
+    use crate::units::Nanos;
+
+    fn status() -> Status {
+        let mut status = Status::new(&snapshot(), Duration::from_secs(123));
+        status.pid = 99;
+        status.version = "0.1.0".into();
+        status
+    }
+
+    #[test]
+    fn the_text_is_one_screen() {
+        let text = status().text();
+        let expected = "\
+hmkeeper 0.1.0, up 2 min 3 s, epoch 1 of 10 s, sampler idle, policy hm-keeper
+own cost 0.0 % of a CPU (profiling 0.0 s, kdamonds 0.0 s, migration 0.0 s, other 0.0 s)
+
+TIER             NODES              FREE      TOTAL
+dram0            0             640.0 MiB    1.0 GiB
+cxl1             1              80.0 MiB    1.0 GiB
+
+db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed, 9 unknown)
+  costs it 1.7 % of its CPU time: profiling 1.2 %, migration 0.4 %, own share 0.1 %; limit 5.0 %
+  TIER               RESIDENT   ACCESSES
+  dram0              96.0 MiB     91.2 %
+  cxl1              928.0 MiB      8.8 %
+  MOVED      FROM             TO               WHY          LAST     SO FAR
+  demoted    dram0            cxl1             room      4.0 MiB    4.0 MiB
+  promoted   cxl1             dram0            hot       8.0 MiB    8.0 MiB
+
+not there: absent
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn no_line_is_too_long() {
+        let mut snapshot = snapshot();
+        let mut long = target(1, &"ä".repeat(200));
+        long.paused = Some(PauseReason::SamplerBlind);
+        snapshot.standing = PauseReason::ALL.to_vec();
+        snapshot.record(report(2, vec![long]));
+        let text = Status::new(&snapshot, Duration::from_secs(1_000_000)).text();
+        for line in text.lines() {
+            assert!(line.chars().count() <= WIDTH, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_target_that_pauses_says_why() {
+        let mut snapshot = snapshot();
+        snapshot.standing = vec![PauseReason::OneTier];
+        snapshot.report.paused = vec![PauseReason::OneTier, PauseReason::Operator];
+        let status = Status::new(&snapshot, Duration::ZERO);
+        assert_eq!(status.paused, [PauseReason::Operator, PauseReason::OneTier]);
+        assert!(status.text().contains("nothing to move to"));
+    }
+
+    #[test]
+    fn an_epoch_that_is_stretched_says_so() {
+        let mut snapshot = snapshot();
+        snapshot.report.interval = Nanos::from_secs(40);
+        let text = Status::new(&snapshot, Duration::ZERO).text();
+        assert!(text.contains("an epoch takes 40 s"), "{text}");
+    }
+
+    #[test]
+    fn ages_are_short() {
+        assert_eq!(age(2.0), "2 s");
+        assert_eq!(age(0.25), "0.3 s");
+        assert_eq!(age(61.0), "1 min 1 s");
+        assert_eq!(age(7_260.0), "2 h 1 min");
+        assert_eq!(age(200_000.0), "2 d 7 h");
+    }
+}

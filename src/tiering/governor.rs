@@ -1,0 +1,466 @@
+//! What watching may cost, and what that buys: samples, sweeps, and how long the
+//! next epoch is.
+//!
+//! **Unit.** CPU nanoseconds of ours, against CPU nanoseconds of the targets.
+//!
+//! **Problem.** HM-Keeper, Eq. 8.1:
+//! `num_ps = t_mi × overhead_limit / (one_scan_overhead × num_scans)` takes all
+//! that profiling costs for the cost of its scans. But reading the mappings,
+//! counting where pages are, deciding, and answering `status` and `/metrics`
+//! cost too, and come in bursts; and a share of a target's CPU time that is
+//! small enough is used up by them alone.
+//!
+//! **Approach.**
+//! - The cost of a scan of a sample ([`Governor::scan_nanos`]), with what the
+//!   target pays to set the bit again, the cost of counting a page, and all the
+//!   rest are measured in every epoch, and foreseen as the median of the last
+//!   three, so that a burst is not taken for a habit.
+//! - What was spent beyond the limit is a debt, paid back an eighth in each
+//!   epoch. What was left unspent is not saved up. So a burst costs the next
+//!   epochs a few of their samples, and on average the limit holds.
+//! - When what an epoch costs however few pages it watches takes more than half
+//!   of its allowance, or the rest does not buy [`FEW_SAMPLES`], the epoch is
+//!   stretched, up to [`LONGEST_STRETCH`] times.
+//!
+//! **Limits.** A tenth of the limit always goes to samples, or the cost of a scan
+//! would never be measured again. What an epoch costs however few pages it
+//! watches may exceed the limit all the same where even the longest stretch does
+//! not pay for it. A target that is idle counts as using a tenth of a CPU
+//! ([`IDLE_LOAD`]), or it would never be seen to wake: at 5 % it costs 0.5 % of
+//! one CPU. Watching is one thread, and never takes more than a quarter of a CPU
+//! whatever the targets use.
+
+use super::observation::EpochCost;
+use crate::units::Nanos;
+
+/// CPUs that an idle target counts as using.
+pub const IDLE_LOAD: f64 = 0.1;
+/// An epoch is at most so many times the configured interval.
+pub const LONGEST_STRETCH: f64 = 8.0;
+/// Samples below which an epoch is rather stretched, if there are as many regions.
+pub const FEW_SAMPLES: u64 = 128;
+
+/// Share of the limit that is aimed at: what comes is never quite what was
+/// foreseen, and the average should be below the limit, not around it.
+pub const AIM: f64 = 0.95;
+
+/// Cost of one scan of one sample until it is measured. High, so that the
+/// first epoch errs on the cheap side: 25 µs is what an emulated machine
+/// needs, a real one 1 to 2 µs.
+const FIRST_GUESS: f64 = 30_000.0;
+/// Cost of counting one page until it is measured: 41 ns on a real machine.
+const FIRST_GUESS_COUNTED: f64 = 100.0;
+/// What the target pays for one accessed bit that it has to set again: tens
+/// of ns on bare metal, 450 to 500 ns under shadow paging.
+const BIT_SET_AGAIN: Nanos = Nanos(100);
+/// What the target pays for a moved page of 4 KiB: flush, refault of the
+/// translation, and now and then a wait for the migration entry.
+const PAGE_MOVED: Nanos = Nanos(1_000);
+/// Share of an allowance that always goes to samples.
+const LEAST_SHARE: f64 = 0.1;
+/// Shares of an allowance that counting where pages are may take: as long as
+/// there are regions of which nothing is known, and after that, when only the
+/// kernel and the target themselves could have moved them.
+const COUNT_SHARE: f64 = 0.2;
+const RECOUNT_SHARE: f64 = 0.05;
+/// CPUs that watching may keep busy, however large its allowance: it is one
+/// thread, and has to be done before the epoch is over.
+const BUSIEST: f64 = 0.25;
+/// Epochs in which a debt is paid back.
+const PAID_BACK_IN: f64 = 8.0;
+/// The largest debt, in allowances: what is beyond is forgiven.
+const DEBT_MAX: f64 = 2.0;
+/// A stretch changes only by more than this share of itself.
+const STRETCH_STEP: f64 = 0.25;
+
+/// What a target pays itself for an epoch's scans and moves: a model, since
+/// nothing measures it from outside.
+pub fn target_side(accessed: u64, moved_pages: u64) -> Nanos {
+    Nanos(
+        accessed
+            .saturating_mul(BIT_SET_AGAIN.0)
+            .saturating_add(moved_pages.saturating_mul(PAGE_MOVED.0)),
+    )
+}
+
+/// The last three of something that comes in bursts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Habit {
+    last: [f64; 3],
+    seen: usize,
+}
+
+impl Habit {
+    fn learn(&mut self, value: f64) {
+        self.last[self.seen % 3] = value;
+        self.seen += 1;
+    }
+
+    /// The median of three, what was not yet seen being zero: what happened once
+    /// is no habit.
+    fn usual(&self) -> f64 {
+        let mut last = self.last;
+        last.sort_by(f64::total_cmp);
+        last[1]
+    }
+
+    /// The median of three; of fewer the least; of none nothing.
+    fn known(&self) -> Option<f64> {
+        let mut last = self.last;
+        let known = &mut last[..self.seen.min(3)];
+        known.sort_by(f64::total_cmp);
+        known.get(known.len() / 3).copied()
+    }
+}
+
+/// What all targets together are worth, and what may be asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// CPUs that the targets use, each at least [`IDLE_LOAD`].
+    pub load: f64,
+    /// Share of that which watching may cost.
+    pub limit: f64,
+    /// One epoch, unless it is stretched.
+    pub interval: Nanos,
+    /// Scans per epoch.
+    pub scans: u8,
+    /// Regions of all targets.
+    pub regions: u64,
+    /// Pages that they have mapped.
+    pub pages: u64,
+    /// Of these, in regions of which nothing is known yet.
+    pub uncounted: u64,
+}
+
+/// What the next epoch may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allotment {
+    /// Samples of all targets together (`num_ps` of Eq. 8.1), at least one.
+    pub samples: u64,
+    /// Pages whose place may be counted.
+    pub sweep_pages: u64,
+    /// How long it is.
+    pub interval: Nanos,
+}
+
+/// Keeps what watching costs below its limit. See the module.
+#[derive(Clone, Debug)]
+pub struct Governor {
+    /// Nanoseconds of a scan of a sample, and of counting a page.
+    scan: Habit,
+    count: Habit,
+    /// Nanoseconds per epoch that are spent however few pages are watched.
+    fixed: Habit,
+    /// Nanoseconds per second of the rest of the process.
+    running: Habit,
+    debt: f64,
+    stretch: f64,
+}
+
+impl Default for Governor {
+    fn default() -> Self {
+        Self {
+            scan: Habit::default(),
+            count: Habit::default(),
+            fixed: Habit::default(),
+            running: Habit::default(),
+            debt: 0.0,
+            stretch: 1.0,
+        }
+    }
+}
+
+impl Governor {
+    /// CPU time of one scan of one sample (`one_scan_overhead`) with the
+    /// target's part in it, never zero.
+    pub fn scan_nanos(&self) -> f64 {
+        self.scan.known().unwrap_or(FIRST_GUESS).max(1.0)
+    }
+
+    /// Learns what an epoch cost in which `accessed` bits had to be set again.
+    pub fn learn(&mut self, cost: &EpochCost, accessed: u64, terms: Terms) {
+        let side = target_side(accessed, 0);
+        if cost.scanned > 0 {
+            let spent = cost.scanning + cost.kdamonds + side;
+            self.scan.learn(spent.0 as f64 / cost.scanned as f64);
+        }
+        if cost.swept > 0 {
+            self.count.learn(cost.sweeping.0 as f64 / cost.swept as f64);
+        }
+        let elapsed = cost.elapsed.as_secs_f64();
+        // One that was cut short, since somebody was attached, is no habit.
+        if elapsed >= terms.interval.as_secs_f64() / 2.0 {
+            let fixed = cost.profiling.saturating_sub(cost.scanning + cost.sweeping);
+            self.fixed.learn(fixed.0 as f64);
+            self.running.learn(cost.other.0 as f64 / elapsed);
+        }
+
+        let spent = (cost.profiling + cost.kdamonds + cost.other + side).0 as f64;
+        let allowed = |seconds: f64| terms.load * terms.limit * seconds * 1e9;
+        let most = DEBT_MAX * allowed(elapsed.max(terms.interval.as_secs_f64()));
+        self.debt = (self.debt + spent - allowed(elapsed)).clamp(0.0, most);
+    }
+
+    /// What the next epoch may do.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn allot(&mut self, terms: Terms) -> Allotment {
+        // Nanoseconds in an epoch that is not stretched.
+        let seconds = terms.interval.as_secs_f64();
+        // With nobody to watch there is somebody to wait for.
+        let cpus = (terms.load.max(IDLE_LOAD) * terms.limit * AIM).min(BUSIEST);
+        let allowance = (cpus * seconds * 1e9).max(1.0);
+        let running = self.running.usual() * seconds;
+        let per_sample = self.scan_nanos() * f64::from(terms.scans.max(1));
+
+        let fixed = self.fixed.usual();
+        let few = FEW_SAMPLES.min(terms.regions) as f64 * per_sample;
+        let lasting = (allowance * (1.0 - RECOUNT_SHARE) - running).max(allowance * LEAST_SHARE);
+        let stretch = (2.0 * fixed / allowance)
+            .max((fixed + few) / lasting)
+            .clamp(1.0, LONGEST_STRETCH);
+        let is_step = (stretch - self.stretch).abs() > STRETCH_STEP * self.stretch;
+        if is_step || stretch <= 1.0 || stretch >= LONGEST_STRETCH {
+            self.stretch = stretch;
+        }
+        if terms.load <= 0.0 {
+            self.stretch = 1.0;
+        }
+
+        let whole = allowance * self.stretch;
+        let counted = self.count.known().unwrap_or(FIRST_GUESS_COUNTED).max(1.0);
+        let first = (terms.uncounted as f64).min(whole * COUNT_SHARE / counted);
+        let sweep_pages = first.max(whole * RECOUNT_SHARE / counted);
+        let sweep_pages = sweep_pages.min(terms.pages as f64);
+        let left = whole
+            - fixed
+            - running * self.stretch
+            - sweep_pages * counted
+            - self.debt / PAID_BACK_IN;
+        let samples = left.max(whole * LEAST_SHARE) / per_sample;
+        // `as` saturates.
+        Allotment {
+            samples: (samples as u64).max(1),
+            sweep_pages: (sweep_pages as u64).max(1),
+            interval: Nanos::from_secs_f64(seconds * self.stretch),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TERMS: Terms = Terms {
+        load: 1.0,
+        limit: 0.05,
+        interval: Nanos::from_secs(10),
+        scans: 3,
+        regions: 100_000,
+        pages: 1 << 20,
+        uncounted: 0,
+    };
+
+    /// What an epoch of so many samples costs at 2 µs a scan, 50 ns a page
+    /// counted, and so much besides.
+    fn epoch(given: Allotment, fixed: Nanos, other: Nanos) -> EpochCost {
+        let scanned = given.samples * 3;
+        let scanning = Nanos(scanned * 2_000);
+        let sweeping = Nanos(given.sweep_pages * 50);
+        EpochCost {
+            profiling: scanning + sweeping + fixed,
+            scanning,
+            scanned,
+            sweeping,
+            swept: given.sweep_pages,
+            other,
+            elapsed: given.interval,
+            ..EpochCost::default()
+        }
+    }
+
+    #[test]
+    fn the_quota_is_equation_8_1_where_nothing_else_costs() {
+        // 10 s x 5 % / (1.27 us x 3) = 131,233: the paper's machine (§1.2).
+        let mut governor = Governor::default();
+        let cost = EpochCost {
+            profiling: Nanos(127_000),
+            scanning: Nanos(127_000),
+            scanned: 100,
+            elapsed: Nanos::from_secs(10),
+            ..EpochCost::default()
+        };
+        governor.learn(&cost, 0, TERMS);
+        let swept = governor.allot(TERMS).sweep_pages as f64 * FIRST_GUESS_COUNTED;
+        let want = (0.5e9 * AIM - swept) / (1_270.0 * 3.0);
+        let samples = governor.allot(TERMS).samples as f64;
+        assert!((samples - want).abs() < 2.0, "{samples}, not {want}");
+        // An idle target is watched as if it used a tenth of a CPU.
+        let idle = Terms {
+            load: IDLE_LOAD,
+            ..TERMS
+        };
+        let few = governor.allot(idle).samples as f64;
+        assert!((few - samples / 10.0).abs() < 2.0, "{few} of {samples}");
+    }
+
+    #[test]
+    fn the_cost_of_a_scan_follows_what_is_measured() {
+        let mut governor = Governor::default();
+        assert!((governor.scan_nanos() - FIRST_GUESS).abs() < 1e-9);
+        for (nanos, want) in [
+            (2_000, 2_000.0),
+            (3_000, 2_000.0),
+            (90_000, 3_000.0),
+            (3_000, 3_000.0),
+        ] {
+            let cost = EpochCost {
+                scanning: Nanos(nanos * 10),
+                scanned: 10,
+                ..EpochCost::default()
+            };
+            governor.learn(&cost, 0, TERMS);
+            assert!((governor.scan_nanos() - want).abs() < 1e-9);
+        }
+        // An epoch without scans teaches nothing, and what the target pays counts.
+        governor.learn(&EpochCost::default(), 0, TERMS);
+        assert!((governor.scan_nanos() - 3_000.0).abs() < 1e-9);
+        let cost = EpochCost {
+            scanning: Nanos(32_000),
+            scanned: 10,
+            ..EpochCost::default()
+        };
+        governor.learn(&cost, 10, TERMS);
+        assert!((governor.scan_nanos() - 3_300.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_burst_costs_few_samples_and_only_for_a_while() {
+        let mut governor = Governor::default();
+        let mut given = governor.allot(TERMS);
+        let mut course = Vec::new();
+        for turn in 0..20 {
+            let other = Nanos::from_millis(if turn == 10 { 1_000 } else { 20 });
+            let cost = epoch(given, Nanos::from_millis(30), other);
+            governor.learn(&cost, 0, TERMS);
+            given = governor.allot(TERMS);
+            course.push(given.samples);
+        }
+        let usual = course[9];
+        assert!(course[10] > usual / 3, "{course:?}");
+        assert!(course[19] > usual * 85 / 100, "{course:?}");
+    }
+
+    #[test]
+    fn an_epoch_cut_short_is_no_habit() {
+        let mut governor = Governor::default();
+        let cost = EpochCost {
+            profiling: Nanos::from_millis(40),
+            other: Nanos::from_millis(12),
+            elapsed: Nanos::from_millis(50),
+            ..EpochCost::default()
+        };
+        let before = governor.allot(TERMS);
+        governor.learn(&cost, 0, TERMS);
+        let after = governor.allot(TERMS);
+        assert_eq!(after.interval, TERMS.interval);
+        assert!(after.samples > before.samples * 9 / 10, "{after:?}");
+    }
+
+    #[test]
+    fn with_nobody_to_watch_epochs_are_not_stretched() {
+        let nobody = Terms {
+            load: 0.0,
+            regions: 0,
+            pages: 0,
+            ..TERMS
+        };
+        let mut governor = Governor::default();
+        for _ in 0..5 {
+            let cost = EpochCost {
+                profiling: Nanos::from_secs(1),
+                elapsed: TERMS.interval,
+                ..EpochCost::default()
+            };
+            governor.learn(&cost, 0, nobody);
+            assert_eq!(governor.allot(nobody).interval, TERMS.interval);
+        }
+    }
+
+    #[test]
+    fn a_stretch_reaches_its_end_and_no_more() {
+        let mut governor = Governor::default();
+        for fixed in [3.0, 3.4, 3.8, 4.2, 5.0, 50.0, 50.0] {
+            let cost = EpochCost {
+                profiling: Nanos::from_secs_f64(fixed * 0.5),
+                elapsed: TERMS.interval,
+                ..EpochCost::default()
+            };
+            governor.learn(&cost, 0, TERMS);
+            governor.allot(TERMS);
+        }
+        assert_eq!(governor.allot(TERMS).interval, Nanos::from_secs(80));
+    }
+
+    #[test]
+    fn a_share_that_reading_the_mappings_uses_up_stretches_the_epoch() {
+        let small = Terms {
+            limit: 0.005,
+            ..TERMS
+        };
+        let mut governor = Governor::default();
+        let mut given = governor.allot(small);
+        // 50 ms per epoch of 10 s; the mappings alone take 80.
+        for _ in 0..10 {
+            let cost = epoch(given, Nanos::from_millis(80), Nanos::ZERO);
+            governor.learn(&cost, 0, small);
+            given = governor.allot(small);
+        }
+        assert!(given.interval >= Nanos::from_secs(30), "{given:?}");
+        let cost = epoch(given, Nanos::from_millis(80), Nanos::ZERO);
+        let share = cost.profiling.as_secs_f64() / cost.elapsed.as_secs_f64();
+        assert!(share <= 0.005, "{share} of {given:?}");
+        // Once there is enough again it is as before.
+        for _ in 0..4 {
+            let cost = epoch(given, Nanos::from_millis(1), Nanos::ZERO);
+            governor.learn(&cost, 0, TERMS);
+            given = governor.allot(TERMS);
+        }
+        assert_eq!(given.interval, TERMS.interval);
+    }
+
+    proptest! {
+        /// Whatever profiling costs besides, as long as the stretch can make
+        /// room for it, the average of many epochs keeps the limit.
+        #[test]
+        fn on_average_the_limit_holds(
+            limit in 0.005_f64..0.1,
+            load in 0.1_f64..16.0,
+            fixed in 0.0_f64..2.0,
+            bursts in prop::collection::vec(0.0_f64..1.0, 40),
+        ) {
+            let terms = Terms { load, limit, ..TERMS };
+            let allowance = limit * load * 10.0;
+            let mut governor = Governor::default();
+            let mut given = governor.allot(terms);
+            let (mut spent, mut allowed) = (0.0, 0.0);
+            for (turn, burst) in (0..).zip(&bursts) {
+                // Now and then a burst of up to an allowance.
+                let burst = if *burst > 0.8 { *burst } else { 0.0 };
+                let cost = epoch(
+                    given,
+                    Nanos::from_secs_f64(fixed * allowance),
+                    Nanos::from_secs_f64(burst * allowance * 0.5),
+                );
+                if turn >= 4 {
+                    spent += (cost.profiling + cost.other).as_secs_f64();
+                    allowed += limit * load * cost.elapsed.as_secs_f64();
+                }
+                governor.learn(&cost, 0, terms);
+                given = governor.allot(terms);
+            }
+            prop_assert!(spent <= allowed * 1.03, "{spent} of {allowed}");
+        }
+    }
+}
