@@ -139,16 +139,16 @@ fn a_full_destination_is_data_and_keeps_its_reserve() {
     let room = Bytes::from_mib(24);
     let fill = now.free.saturating_sub(now.reserve).saturating_sub(room);
     let _filler = buffer_on(to, fill, HugePages::Refused);
-    let buffer = buffer_on(from, Bytes::from_mib(64), HugePages::Refused);
+    let buffer = buffer_on(from, Bytes::from_mib(96), HugePages::Refused);
     let counts = move_all(&buffer, from, to);
     eprintln!("full: {counts:?}, {:?}", usage(to));
-    assert_eq!(pages(counts), 16384);
+    assert_eq!(pages(counts), buffer.range().pages());
     assert!(counts.moved > 0, "{counts:?}");
-    // The kernel may free page cache of its own accord meanwhile.
-    assert!(counts.moved <= 2 * room.pages(), "{counts:?}");
+    // How much more than `room` depends on the page cache that the kernel frees of
+    // its own accord meanwhile.
     assert!(counts.no_room + counts.deferred > 0, "{counts:?}");
     let after = usage(to);
-    let slack = Bytes::from_mib(4);
+    let slack = Bytes::from_mib(8);
     assert!(after.free + slack >= after.reserve, "{after:?}");
     check_content(&buffer);
 }

