@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::extents::Extents;
 use crate::tiering::observation::{NodeUsage, TargetId};
 use crate::tiering::rng::Rng;
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable, TierTableError};
@@ -43,7 +45,7 @@ pub struct Machine {
     pub(super) processes: Vec<Process>,
     capacity: BTreeMap<NodeId, u64>,
     used: BTreeMap<NodeId, u64>,
-    pages: BTreeMap<(Pid, u64), NodeId>,
+    pages: BTreeMap<Pid, Extents>,
     /// Makes the sampler see nothing, as a CPU without an aging TLB would.
     pub blind: bool,
     /// Folios that all memory is made of, as log2 of their pages. A folio is
@@ -130,24 +132,23 @@ impl Machine {
     /// # Panics
     /// When the node has no room for it.
     pub fn start(&mut self, process: Process, on: NodeId) {
-        for addr in process.range.iter_pages() {
-            assert!(self.room(on) > 0, "node {on} is full");
-            *self.used.entry(on).or_default() += 1;
-            self.pages.insert((process.pid, addr.page_index()), on);
-        }
+        let count = process.range.pages();
+        assert!(self.room(on) >= count, "node {on} is full");
+        *self.used.entry(on).or_default() += count;
+        self.pages
+            .insert(process.pid, Extents::on(numbers(process.range), on));
         self.processes.push(process);
     }
 
     /// Ends a process.
     pub fn end(&mut self, pid: Pid) {
         self.processes.retain(|p| p.pid != pid);
-        let used = &mut self.used;
-        self.pages.retain(|&(owner, _), node| {
-            if owner == pid {
-                *used.entry(*node).or_default() -= 1;
-            }
-            owner != pid
-        });
+        let Some(extents) = self.pages.remove(&pid) else {
+            return;
+        };
+        for (run, node) in extents.within(0..u64::MAX) {
+            *self.used.entry(node).or_default() -= run.end - run.start;
+        }
     }
 
     /// Free pages of a node.
@@ -171,7 +172,13 @@ impl Machine {
 
     /// Where a page is.
     pub fn node_of(&self, pid: Pid, addr: VirtAddr) -> Option<NodeId> {
-        self.pages.get(&(pid, addr.page_index())).copied()
+        self.pages.get(&pid)?.node(addr.page_index())
+    }
+
+    /// The pages of a range that are anywhere, by number, in runs on one node.
+    pub fn placed(&self, pid: Pid, range: PageRange) -> Vec<(Range<u64>, NodeId)> {
+        let extents = self.pages.get(&pid);
+        extents.map_or_else(Vec::new, |e| e.within(numbers(range)).collect())
     }
 
     /// Whether a page was accessed in the window that ends now; draws.
@@ -193,27 +200,49 @@ impl Machine {
         self.now += cost;
     }
 
-    /// Moves one page if there is room.
-    pub(super) fn move_page(&mut self, pid: Pid, addr: VirtAddr, to: NodeId) -> Moved {
-        self.charge(MOVE_COST);
-        self.mover_cpu += MOVE_COST;
-        if self
+    /// Moves pages, by number, which are all on one node: the first of them as far
+    /// as there is room. How many were moved, pinned, and left for want of room.
+    pub(super) fn move_pages(&mut self, pid: Pid, pages: Range<u64>, to: NodeId) -> Moved {
+        let count = pages.end - pages.start;
+        self.charge(Nanos(MOVE_COST.0 * count));
+        self.mover_cpu += Nanos(MOVE_COST.0 * count);
+        let mut moved = Moved::default();
+        let pinned: Vec<Range<u64>> = self
             .pinned
             .iter()
-            .any(|(p, range)| *p == pid && range.contains(addr))
-        {
-            return Moved::Busy;
+            .filter(|(owner, _)| *owner == pid)
+            .map(|(_, range)| numbers(*range))
+            .collect();
+        let mut at = pages.start;
+        while at < pages.end {
+            let hold = pinned.iter().find(|p| p.contains(&at));
+            if let Some(hold) = hold {
+                let end = hold.end.min(pages.end);
+                moved.busy += end - at;
+                at = end;
+                continue;
+            }
+            let next = pinned.iter().map(|p| p.start).filter(|&start| start > at);
+            let end = next.min().map_or(pages.end, |start| start.min(pages.end));
+            let fits = (end - at).min(self.room(to));
+            self.place(pid, at..at + fits, to);
+            moved.done += fits;
+            moved.no_room += end - at - fits;
+            at = end;
         }
-        if self.room(to) == 0 {
-            return Moved::NoRoom;
-        }
-        let Some(node) = self.pages.get_mut(&(pid, addr.page_index())) else {
-            return Moved::Absent;
+        moved
+    }
+
+    fn place(&mut self, pid: Pid, pages: Range<u64>, to: NodeId) {
+        let Some(extents) = self.pages.get_mut(&pid) else {
+            return;
         };
-        *self.used.entry(*node).or_default() -= 1;
-        *node = to;
-        *self.used.entry(to).or_default() += 1;
-        Moved::Done
+        for (run, node) in extents.within(pages.clone()) {
+            let count = run.end - run.start;
+            *self.used.entry(node).or_default() -= count;
+            *self.used.entry(to).or_default() += count;
+        }
+        extents.set(pages, to);
     }
 
     /// Share of a process's accesses that each node serves now, by the rates
@@ -238,11 +267,15 @@ impl Machine {
     }
 }
 
-/// What became of one page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moved {
-    Done,
-    Busy,
-    NoRoom,
-    Absent,
+fn numbers(range: PageRange) -> Range<u64> {
+    let first = range.start().page_index();
+    first..first + range.pages()
+}
+
+/// What became of some pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    pub(super) done: u64,
+    pub(super) busy: u64,
+    pub(super) no_room: u64,
 }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::machine::{Machine, Moved, Shared};
+use super::machine::{MOVE_COST, Machine, Shared};
 use crate::ports::{
     AccessSampler, Clock, MoveLimits, PageMover, PortError, Ports, Residency, SamplerKind,
     Selector, TargetEvent, TargetSpec, Targets, Wake,
@@ -127,10 +127,8 @@ impl Residency for SimMemory {
     fn sweep(&mut self, sweep: Sweep) -> Result<RangeResidency, PortError> {
         let machine = self.0.borrow();
         let mut counts = std::collections::BTreeMap::new();
-        for addr in sweep.range.iter_pages() {
-            if let Some(node) = machine.node_of(sweep.pid, addr) {
-                *counts.entry(node).or_insert(0) += 1;
-            }
+        for (run, node) in machine.placed(sweep.pid, sweep.range) {
+            *counts.entry(node).or_insert(0) += run.end - run.start;
         }
         Ok(RangeResidency {
             target: sweep.target,
@@ -153,26 +151,23 @@ impl PageMover for SimMemory {
         for asked in moves {
             let mut pages = PageCounts::default();
             let mut limit = asked.limit.pages();
-            for addr in asked.range.iter_pages() {
-                if limit == 0 {
-                    break;
-                }
-                if machine.node_of(asked.pid, addr) != Some(asked.from) {
+            for (run, node) in machine.placed(asked.pid, asked.range) {
+                if node != asked.from {
                     continue;
                 }
-                limit -= 1;
-                let late = machine.now.saturating_sub(start) > limits.time;
-                if late || left == 0 {
-                    pages.deferred += 1;
-                    continue;
-                }
-                left -= 1;
-                match machine.move_page(asked.pid, addr, asked.to) {
-                    Moved::Done => pages.moved += 1,
-                    Moved::Busy => pages.busy += 1,
-                    Moved::NoRoom => pages.no_room += 1,
-                    Moved::Absent => pages.absent += 1,
-                }
+                let count = (run.end - run.start).min(limit);
+                limit -= count;
+                // A call under way is not cut short by the time.
+                let time = limits
+                    .time
+                    .saturating_sub(machine.now.saturating_sub(start));
+                let in_time = time.0.div_ceil(MOVE_COST.0).min(count).min(left);
+                left -= in_time;
+                pages.deferred += count - in_time;
+                let moved = machine.move_pages(asked.pid, run.start..run.start + in_time, asked.to);
+                pages.moved += moved.done;
+                pages.busy += moved.busy;
+                pages.no_room += moved.no_room;
             }
             outcome.results.push(MoveResult {
                 asked: asked.clone(),
@@ -180,7 +175,7 @@ impl PageMover for SimMemory {
             });
         }
         outcome.elapsed = machine.now.saturating_sub(start);
-        outcome.longest_call = super::machine::MOVE_COST;
+        outcome.longest_call = MOVE_COST;
         Ok(outcome)
     }
 
