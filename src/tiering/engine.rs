@@ -19,16 +19,18 @@ use super::governor::{Allotment, Governor, IDLE_LOAD, Terms};
 use super::observation::{NodeUsage, Observation, Sample, Tally, TargetId, TargetMap};
 use super::plan::{Move, Plan, Sweep};
 use super::policy::{self, Budget, Policy, TargetView, View};
-use super::region::{Adapted, Region, RegionMap, Thresholds};
+use super::region::{Adapted, RegionMap, Thresholds};
 use super::report::{EpochReport, PauseReason};
 use super::rng::Rng;
 use super::sampling;
 use super::settings::{EngineSettings, Placement, SplitRule};
 use super::tier::{TierTable, TierView};
-use crate::units::{Bytes, Nanos, NodeId, Pid, VirtAddr};
+use crate::units::{Bytes, Nanos, NodeId};
 
 mod reporting;
+mod tracked;
 use reporting::Ratios;
+use tracked::Tracked;
 
 /// Share of one CPU above which a target surely touches memory.
 const BUSY: f64 = 0.1;
@@ -43,42 +45,11 @@ const STUCK_EPOCHS: u64 = 16;
 /// than samples (HM-Keeper §1.2 leaves the step open).
 const MERGE_STEP: f32 = 0.1;
 
-/// Weight of the newest epoch in where a target's CPUs are.
-const SHARE_EMA: f64 = 0.3;
-/// A target's view of the tiers changes only when the share of its CPU time on
-/// some node has changed by more than this: the scheduler moves threads about
-/// quicker than memory can follow.
-const SHARE_CHANGE: f64 = 0.2;
-
-/// What is remembered of one target.
-#[derive(Debug)]
-struct Tracked {
-    map: RegionMap,
-    /// How far τ1 is raised, in shares of the scans.
-    raised: f32,
-    cpu_time: Option<Nanos>,
-    /// Epochs in a row in which it was busy and no sample was seen accessed.
-    silent: u32,
-    /// Share of its CPU time per node: smoothed, and as its view was made of.
-    cpu_share: BTreeMap<NodeId, f64>,
-    view_share: Vec<(NodeId, f64)>,
-    /// Where the round of recounting residency goes on.
-    recount: VirtAddr,
-}
-
-impl Default for Tracked {
-    fn default() -> Self {
-        Self {
-            map: RegionMap::default(),
-            raised: 0.0,
-            cpu_time: None,
-            silent: 0,
-            cpu_share: BTreeMap::new(),
-            view_share: Vec::new(),
-            recount: VirtAddr(0),
-        }
-    }
-}
+/// Samples that are expected before any were dealt out: what [`governor`] affords
+/// a busy target at first.
+///
+/// [`governor`]: super::governor
+const SAMPLES_AT_FIRST: u64 = 4096;
 
 /// What one epoch told of one target, on the way to its report.
 #[derive(Clone, Copy, Debug, Default)]
@@ -117,6 +88,8 @@ pub struct Engine {
     epoch: u64,
     at: Option<Nanos>,
     governor: Governor,
+    /// Samples of all targets that were afforded last.
+    afforded: u64,
     targets: BTreeMap<TargetId, Tracked>,
 }
 
@@ -131,6 +104,7 @@ impl Engine {
             epoch: 0,
             at: None,
             governor: Governor::default(),
+            afforded: SAMPLES_AT_FIRST,
             targets: BTreeMap::new(),
         }
     }
@@ -171,12 +145,14 @@ impl Engine {
         self.at = Some(seen.at);
 
         let pairs: Vec<(Sample, Tally)> = seen.accesses.iter().collect();
+        let initial = self.initial_region(&seen.targets);
         let mut told: Vec<Told> = seen
             .targets
             .iter()
-            .map(|target| self.follow(target, &pairs, elapsed))
+            .map(|target| self.follow(target, &pairs, elapsed, initial))
             .collect();
         let allotted = self.allot(seen, &told);
+        self.afforded = allotted.samples;
         self.deal(seen, allotted, &mut told);
         let views: Vec<TierView> = seen
             .targets
@@ -244,7 +220,13 @@ impl Engine {
     }
 
     /// Brings one target's regions up to date.
-    fn follow(&mut self, target: &TargetMap, pairs: &[(Sample, Tally)], elapsed: Nanos) -> Told {
+    fn follow(
+        &mut self,
+        target: &TargetMap,
+        pairs: &[(Sample, Tally)],
+        elapsed: Nanos,
+        initial: Bytes,
+    ) -> Told {
         let raised = self.targets.get(&target.id).map_or(0.0, |t| t.raised);
         let thresholds = self.thresholds(raised);
         let profiling = &self.settings.profiling;
@@ -262,7 +244,7 @@ impl Engine {
         tracked.cpu_time = Some(target.cpu_time);
 
         tracked.settle(&target.cpu_share);
-        tracked.map.sync(&target.eligible, profiling.initial_region);
+        tracked.map.sync(&target.eligible, initial);
         let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
 
         let told = Told {
@@ -282,6 +264,21 @@ impl Engine {
             tracked.silent = tracked.silent.saturating_add(1);
         }
         told
+    }
+
+    /// What new mappings are cut into. HM-Keeper begins with 2 MiB, of which a
+    /// terabyte has more than there are samples, so that most are not watched for
+    /// many epochs (§1.2 leaves it to τ1). Where a region is cut at its edges it
+    /// may as well begin so large that each gets two samples.
+    fn initial_region(&self, targets: &[TargetMap]) -> Bytes {
+        let profiling = &self.settings.profiling;
+        if profiling.split != SplitRule::Edges {
+            return profiling.initial_region;
+        }
+        let ranges = targets.iter().flat_map(|t| &t.eligible);
+        let bytes: Bytes = ranges.map(|range| range.bytes()).sum();
+        let each = bytes.0 / (self.afforded / 2).max(1);
+        Bytes(each.next_power_of_two()).max(profiling.initial_region)
     }
 
     /// When regions split and merge, with τ1 raised by so much.
@@ -491,83 +488,6 @@ impl Engine {
     /// The report, without what only the loop knows.
     fn report(&self, seen: &Observation, ratios: &Ratios<'_>) -> EpochReport {
         reporting::report(self, seen, ratios)
-    }
-}
-
-impl Tracked {
-    /// Learns where the target ran in this epoch.
-    fn settle(&mut self, now: &[(NodeId, f64)]) {
-        if now.is_empty() {
-            return;
-        }
-        if self.cpu_share.is_empty() {
-            self.cpu_share = now.iter().copied().collect();
-        }
-        for &(node, _) in now {
-            self.cpu_share.entry(node).or_insert(0.0);
-        }
-        for (node, share) in &mut self.cpu_share {
-            let new = now.iter().find(|(n, _)| n == node).map_or(0.0, |n| n.1);
-            *share += SHARE_EMA * (new - *share);
-        }
-        let old = |node| {
-            let mut of = self.view_share.iter();
-            of.find(|(n, _)| *n == node).map_or(0.0, |s| s.1)
-        };
-        let changed = self
-            .cpu_share
-            .iter()
-            .any(|(&node, &share)| (share - old(node)).abs() > SHARE_CHANGE);
-        if changed || self.view_share.is_empty() {
-            self.view_share = self.cpu_share.iter().map(|(&n, &s)| (n, s)).collect();
-        }
-    }
-
-    /// Pages of regions of which nothing is known yet: those that came of a split
-    /// know what their parent knew.
-    fn uncounted(&self) -> u64 {
-        let unknown = |r: &&Region| r.counted() == 0 && r.pages().total() == 0;
-        let regions = self.map.regions().iter().filter(unknown);
-        regions.map(|r| r.range().pages()).sum()
-    }
-
-    /// Its part in what may be counted: above all what never was.
-    fn sweep_weight(&self) -> u64 {
-        let pages: u64 = self.map.regions().iter().map(|r| r.range().pages()).sum();
-        self.uncounted().saturating_add(pages / 16)
-    }
-
-    /// Chooses what to count: first what was never counted and is hot, then
-    /// the rest of what was never counted, then all in turn.
-    fn sweep(&mut self, target: TargetId, pid: Pid, hot: f32, budget: u64, out: &mut Vec<Sweep>) {
-        let mut left = budget;
-        let regions = self.map.regions();
-        let mut push = |range, left: &mut u64| {
-            out.push(Sweep { target, pid, range });
-            *left = left.saturating_sub(crate::units::PageRange::pages(range));
-        };
-        for wanted in [true, false] {
-            for region in regions {
-                if left == 0 {
-                    return;
-                }
-                if region.counted() == 0 && (region.hotness() >= hot) == wanted {
-                    push(region.next_sweep(left), &mut left);
-                }
-            }
-        }
-        let start = regions.partition_point(|r| r.range().start() < self.recount);
-        for region in regions[start..].iter().chain(&regions[..start]) {
-            if left == 0 {
-                break;
-            }
-            if region.counted() != 0 {
-                let range = region.next_sweep(left);
-                push(range, &mut left);
-                // One that could not be finished goes on in the next round.
-                self.recount = region.range().end();
-            }
-        }
     }
 }
 

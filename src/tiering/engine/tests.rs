@@ -2,7 +2,7 @@ use super::*;
 use crate::tiering::observation::{AccessSet, EpochCost, RangeResidency, Seen, TargetKind};
 use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts};
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, Tier};
-use crate::units::PageRange;
+use crate::units::{PageRange, Pid, VirtAddr};
 
 const MIB: u64 = 1 << 20;
 const ID: TargetId = TargetId(4);
@@ -367,4 +367,22 @@ fn random_samples_are_dealt_by_length_alone() {
         (0.15..0.35).contains(&share),
         "a quarter of the memory: {share}"
     );
+}
+
+#[test]
+fn a_terabyte_begins_with_as_many_regions_as_there_are_samples_for() {
+    let whole = |bytes| PageRange::new(VirtAddr(0), VirtAddr(bytes)).unwrap();
+    let first = |split, bytes| {
+        let mut settings = EngineSettings::default();
+        settings.profiling.split = split;
+        let mut engine = Engine::new(settings, tiers(None), 1);
+        let mut seen = observation(1, Vec::new(), 0);
+        seen.targets[0].eligible = vec![whole(bytes)];
+        engine.step(&seen);
+        engine.regions(ID).unwrap().regions().len() as u64
+    };
+    assert!(first(SplitRule::Edges, 1536 << 30) <= SAMPLES_AT_FIRST / 2);
+    // As the paper has it, and where there are enough samples: 2 MiB.
+    assert_eq!(first(SplitRule::Halves, 1536 << 30), 786_432);
+    assert_eq!(first(SplitRule::Edges, 1 << 30), 512);
 }

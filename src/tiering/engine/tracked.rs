@@ -1,0 +1,129 @@
+//! What is remembered of one target between epochs.
+
+use std::collections::BTreeMap;
+
+use crate::tiering::observation::TargetId;
+use crate::tiering::plan::Sweep;
+use crate::tiering::region::{Region, RegionMap};
+use crate::units::{Nanos, NodeId, PageRange, Pid, VirtAddr};
+
+/// Weight of the newest epoch in where a target's CPUs are.
+const SHARE_EMA: f64 = 0.3;
+/// A target's view of the tiers changes only when the share of its CPU time on
+/// some node has changed by more than this: the scheduler moves threads about
+/// quicker than memory can follow.
+const SHARE_CHANGE: f64 = 0.2;
+
+/// What is remembered of one target.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    pub(super) map: RegionMap,
+    /// How far τ1 is raised, in shares of the scans.
+    pub(super) raised: f32,
+    pub(super) cpu_time: Option<Nanos>,
+    /// Epochs in a row in which it was busy and no sample was seen accessed.
+    pub(super) silent: u32,
+    /// Share of its CPU time per node: smoothed, and as its view was made of.
+    cpu_share: BTreeMap<NodeId, f64>,
+    pub(super) view_share: Vec<(NodeId, f64)>,
+    /// Where the round of recounting residency goes on.
+    recount: VirtAddr,
+}
+
+impl Default for Tracked {
+    fn default() -> Self {
+        Self {
+            map: RegionMap::default(),
+            raised: 0.0,
+            cpu_time: None,
+            silent: 0,
+            cpu_share: BTreeMap::new(),
+            view_share: Vec::new(),
+            recount: VirtAddr(0),
+        }
+    }
+}
+
+impl Tracked {
+    /// Learns where the target ran in this epoch.
+    pub(super) fn settle(&mut self, now: &[(NodeId, f64)]) {
+        if now.is_empty() {
+            return;
+        }
+        if self.cpu_share.is_empty() {
+            self.cpu_share = now.iter().copied().collect();
+        }
+        for &(node, _) in now {
+            self.cpu_share.entry(node).or_insert(0.0);
+        }
+        for (node, share) in &mut self.cpu_share {
+            let new = now.iter().find(|(n, _)| n == node).map_or(0.0, |n| n.1);
+            *share += SHARE_EMA * (new - *share);
+        }
+        let old = |node| {
+            let mut of = self.view_share.iter();
+            of.find(|(n, _)| *n == node).map_or(0.0, |s| s.1)
+        };
+        let changed = self
+            .cpu_share
+            .iter()
+            .any(|(&node, &share)| (share - old(node)).abs() > SHARE_CHANGE);
+        if changed || self.view_share.is_empty() {
+            self.view_share = self.cpu_share.iter().map(|(&n, &s)| (n, s)).collect();
+        }
+    }
+
+    /// Pages of regions of which nothing is known yet: those that came of a split
+    /// know what their parent knew.
+    pub(super) fn uncounted(&self) -> u64 {
+        let unknown = |r: &&Region| r.counted() == 0 && r.pages().total() == 0;
+        let regions = self.map.regions().iter().filter(unknown);
+        regions.map(|r| r.range().pages()).sum()
+    }
+
+    /// Its part in what may be counted: above all what never was.
+    pub(super) fn sweep_weight(&self) -> u64 {
+        let pages: u64 = self.map.regions().iter().map(|r| r.range().pages()).sum();
+        self.uncounted().saturating_add(pages / 16)
+    }
+
+    /// Chooses what to count: first what was never counted and is hot, then
+    /// the rest of what was never counted, then all in turn.
+    pub(super) fn sweep(
+        &mut self,
+        target: TargetId,
+        pid: Pid,
+        hot: f32,
+        budget: u64,
+        out: &mut Vec<Sweep>,
+    ) {
+        let mut left = budget;
+        let regions = self.map.regions();
+        let mut push = |range, left: &mut u64| {
+            out.push(Sweep { target, pid, range });
+            *left = left.saturating_sub(PageRange::pages(range));
+        };
+        for wanted in [true, false] {
+            for region in regions {
+                if left == 0 {
+                    return;
+                }
+                if region.counted() == 0 && (region.hotness() >= hot) == wanted {
+                    push(region.next_sweep(left), &mut left);
+                }
+            }
+        }
+        let start = regions.partition_point(|r| r.range().start() < self.recount);
+        for region in regions[start..].iter().chain(&regions[..start]) {
+            if left == 0 {
+                break;
+            }
+            if region.counted() != 0 {
+                let range = region.next_sweep(left);
+                push(range, &mut left);
+                // One that could not be finished goes on in the next round.
+                self.recount = region.range().end();
+            }
+        }
+    }
+}
