@@ -158,6 +158,27 @@ impl Buffer {
         }
     }
 
+    /// Cuts it into so many mappings, or as many as it has pages: every other one
+    /// is left out of core dumps, which changes nothing else.
+    ///
+    /// # Errors
+    /// What `madvise(2)` says: `ENOMEM` above `vm.max_map_count`.
+    pub fn cut(&self, mappings: usize) -> io::Result<()> {
+        let (pages, page) = (self.page_count(), WORDS_PER_PAGE * 8);
+        let mappings = mappings.clamp(1, pages);
+        for odd in (1..mappings).step_by(2) {
+            let (from, to) = (odd * pages / mappings, (odd + 1) * pages / mappings);
+            let start = self.start.as_ptr().wrapping_add(from * page);
+            // SAFETY: the range is this buffer's; the advice changes no content.
+            let rc =
+                unsafe { libc::madvise(start.cast(), (to - from) * page, libc::MADV_DONTDUMP) };
+            if rc != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    }
+
     /// Keeps it from being swapped, as far as the limits allow.
     ///
     /// # Errors

@@ -19,6 +19,19 @@ pub(super) struct ClassSpec {
     pub period: Option<Duration>,
 }
 
+/// Where the pages of a class lie in each phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Layout {
+    /// In chunks all over the buffer, in fresh places with each phase.
+    #[default]
+    Scattered,
+    /// As one window, which goes on by half of itself with each phase.
+    Sliding,
+    /// At the buffer's start: half of its share at first, an eighth of it more with
+    /// each phase, and from twice its share on an eighth less.
+    Growing,
+}
+
 /// One class of one phase.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Class {
@@ -59,6 +72,8 @@ pub(super) struct Chooser {
     specs: Vec<ClassSpec>,
     chunks: usize,
     slot_pages: usize,
+    layout: Layout,
+    phase: usize,
     used: BTreeSet<usize>,
     random: Random,
 }
@@ -92,13 +107,62 @@ impl Chooser {
             specs,
             chunks,
             slot_pages,
+            layout: Layout::Scattered,
+            phase: 0,
             used: BTreeSet::new(),
             random: Random::new(seed),
         })
     }
 
+    /// The same with its first class, and that alone, laid out like this.
+    pub(super) fn with_layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// The one window of a phase.
+    fn window(&mut self, spec: ClassSpec) -> Class {
+        let phase = self.phase;
+        self.phase += 1;
+        let size = share_of(self.pages, spec.share);
+        let (first, size) = match self.layout {
+            Layout::Growing => {
+                // 4 to 16 eighths of the share, and back.
+                let step = phase % 24;
+                let eighths = 4 + step.min(24 - step);
+                (0, (size * eighths / 8).clamp(1, self.pages))
+            }
+            Layout::Scattered | Layout::Sliding => (phase * (size / 2) % self.pages, size),
+        };
+        // A window over the end goes on at the start.
+        let before = size.min(self.pages - first);
+        let mut chunks = vec![(first, before)];
+        if before < size {
+            chunks.insert(0, (0, size - before));
+        }
+        self.class(spec, chunks)
+    }
+
+    fn class(&mut self, spec: ClassSpec, chunks: Vec<(usize, usize)>) -> Class {
+        let mut order: Vec<u32> = chunks
+            .iter()
+            .flat_map(|&(first, count)| first..first + count)
+            .map(|page| u32::try_from(page).unwrap_or(u32::MAX))
+            .collect();
+        self.random.shuffle(&mut order);
+        Class {
+            period: spec.period,
+            chunks,
+            order,
+        }
+    }
+
     /// The classes of the next phase.
     pub(super) fn next(&mut self) -> Vec<Class> {
+        if self.layout != Layout::Scattered {
+            let first = self.specs.first().copied();
+            return first.map(|spec| self.window(spec)).into_iter().collect();
+        }
         let slots = self.pages / self.slot_pages;
         let mut fresh: Vec<usize> = (0..slots).filter(|s| !self.used.contains(s)).collect();
         self.random.shuffle(&mut fresh);
@@ -123,17 +187,8 @@ impl Chooser {
                 })
                 .filter(|&(_, size)| size > 0)
                 .collect();
-            let mut order: Vec<u32> = chunks
-                .iter()
-                .flat_map(|&(first, count)| first..first + count)
-                .map(|page| u32::try_from(page).unwrap_or(u32::MAX))
-                .collect();
-            self.random.shuffle(&mut order);
-            classes.push(Class {
-                period: spec.period,
-                chunks,
-                order,
-            });
+            let class = self.class(spec, chunks);
+            classes.push(class);
         }
         classes
     }
@@ -171,6 +226,27 @@ mod tests {
         assert!(before.is_disjoint(&after));
         // The third may come back to where the first was.
         assert!(after.is_disjoint(&pages_of(&chooser.next())));
+    }
+
+    #[test]
+    fn windows_slide_and_grow() {
+        let of = |layout| {
+            let chooser = Chooser::new(1000, vec![HOT], 1, 1, 1).unwrap();
+            let mut chooser = chooser.with_layout(layout);
+            move || chooser.next().remove(0).chunks
+        };
+        let mut sliding = of(Layout::Sliding);
+        assert_eq!(sliding(), [(0, 100)]);
+        assert_eq!(sliding(), [(50, 100)]);
+        for _ in 2..19 {
+            sliding();
+        }
+        assert_eq!(sliding(), [(0, 50), (950, 50)]);
+        assert_eq!(sliding(), [(0, 100)]);
+        let mut growing = of(Layout::Growing);
+        let sizes: Vec<usize> = (0..25).map(|_| growing()[0].1).collect();
+        assert_eq!((sizes[0], sizes[1], sizes[12]), (50, 62, 200));
+        assert_eq!((sizes[23], sizes[24]), (62, 50));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! each phase. The truth about a daemon's work is what is counted here (see
 //! [`memory`]), never what the daemon says.
 
+mod churn;
 mod hotset;
 pub mod lines;
 mod memory;
@@ -21,7 +22,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
-use self::hotset::{Chooser, Class, ClassSpec};
+use self::churn::Churn;
+use self::hotset::{Chooser, Class, ClassSpec, Layout};
 use self::lines::{ByNode, ClassLine, Line};
 use self::memory::{Census, Memory};
 use self::workers::{Phase, Shared, Stray};
@@ -73,6 +75,9 @@ pub struct Args {
     /// Chunks that each class lies scattered in.
     #[arg(long, default_value_t = 64)]
     pub chunks: usize,
+    /// Where what is hot lies, from phase to phase.
+    #[arg(long, value_enum, default_value_t)]
+    pub layout: Layout,
     /// Chunks begin on multiples of this.
     #[arg(long, default_value = "4KiB", value_parser = parse_bytes)]
     pub align: Bytes,
@@ -102,6 +107,13 @@ pub struct Args {
     /// Ask for transparent huge pages (otherwise they are refused).
     #[arg(long)]
     pub thp: bool,
+    /// Cut the buffer into so many mappings.
+    #[arg(long, default_value_t = 1)]
+    pub mappings: usize,
+    /// Beside the buffer, map so much per second without touching it and so much
+    /// that is touched once, and unmap it a second later.
+    #[arg(long, value_name = "UNTOUCHED:TOUCHED", value_parser = parse_churn)]
+    pub churn: Option<Churn>,
     /// Number of phases; the hot set jumps with each.
     #[arg(long, default_value_t = 3)]
     pub phases: u32,
@@ -130,6 +142,15 @@ fn parse_class(text: &str) -> Result<(f64, f64), String> {
     } else {
         Err(wrong())
     }
+}
+
+fn parse_churn(text: &str) -> Result<Churn, String> {
+    let wrong = || format!("{text:?} is not UNTOUCHED:TOUCHED, as 1GiB:64MiB");
+    let (untouched, touched) = text.split_once(':').ok_or_else(wrong)?;
+    Ok(Churn {
+        untouched: parse_bytes(untouched)?,
+        touched: parse_bytes(touched)?,
+    })
 }
 
 /// Runs the workload to its end.
@@ -247,16 +268,20 @@ impl Driver {
             }
         })
         .context("cannot place the buffer")?;
+        memory.buffer().cut(args.mappings).with_context(|| {
+            format!(
+                "cutting the buffer into {} mappings (vm.max_map_count?)",
+                args.mappings
+            )
+        })?;
         let pages = memory.buffer().page_count();
         let chooser = match specs(args)? {
             specs if specs.is_empty() => None,
-            specs => Some(Chooser::new(
-                pages,
-                specs,
-                args.chunks,
-                usize::try_from(args.align.pages().max(1))?,
-                seed,
-            )?),
+            specs => {
+                let align = usize::try_from(args.align.pages().max(1))?;
+                let chooser = Chooser::new(pages, specs, args.chunks, align, seed)?;
+                Some(chooser.with_layout(args.layout))
+            }
         };
         let census = Census::new(&memory).context("asking where the buffer is")?;
         emit(&Line::Ready {
@@ -287,6 +312,12 @@ impl Driver {
             })
             .collect::<Result<_, _>>()
             .context("starting a thread")?;
+        if let Some(churn) = args.churn {
+            std::thread::Builder::new()
+                .name("churn".into())
+                .spawn(move || churn.run())
+                .context("starting a thread")?;
+        }
         let steps = args.step.then(count_steps).transpose()?;
         let stray = matches!(args.pattern, Pattern::Hot | Pattern::Classes)
             .then(|| Stray {

@@ -1,0 +1,153 @@
+//! What watching costs, by the kernel's accounting, stays below the limit: at the
+//! small shares, with 100,000 mappings, and while mappings come and go.
+//!
+//! Nothing is moved here (`--dry-run`), so that all CPU time of the daemon is
+//! watching; and nobody asks it anything while it is measured.
+//!
+// vm: topology=4tier timeout=500
+
+mod common;
+
+use std::fs;
+use std::thread::sleep;
+use std::time::Duration;
+
+use common::{
+    Daemon, Site, Workload, body, hmkeeper, in_guest, long, percent, short_or_full, target,
+};
+use hmkeeper::sys::process::cpu_time;
+use hmkeeper::sys::root::Root;
+
+/// Until what the first epochs cost is paid back; with the longest stretch an
+/// epoch takes 16 s.
+const SETTLE: Duration = Duration::from_secs(36);
+/// By how much a window of a few epochs may exceed the limit: costs change with
+/// what else the host does, and an epoch that began before it is paid for in it.
+const WINDOW: f64 = 1.2;
+
+struct Case {
+    name: &'static str,
+    limit: f64,
+    workload: &'static [&'static str],
+    /// Mappings that it should have at least.
+    mappings: usize,
+}
+
+fn seconds(pid: u32) -> f64 {
+    let time = cpu_time(&Root::host(), pid);
+    time.unwrap_or_else(|e| panic!("CPU time of {pid}: {e}"))
+        .as_secs_f64()
+}
+
+fn start(site: &Site) -> Daemon {
+    let mut command = hmkeeper();
+    command
+        .args(["run", "--dry-run", "--config"])
+        .arg(site.config());
+    site.start_as(command)
+}
+
+fn holds(case: &Case) {
+    if !in_guest() {
+        return;
+    }
+    let mut args = vec![
+        "--cpus=0",
+        "--start-node=3",
+        "--phases=1",
+        "--phase-seconds=100000",
+        "--step",
+    ];
+    args.extend(case.workload);
+    let workload = Workload::start(&args);
+    let maps = fs::read_to_string(format!("/proc/{}/maps", workload.pid())).expect("maps");
+    assert!(maps.lines().count() >= case.mappings, "too few mappings");
+    let site = Site::new();
+    let limit = format!("overhead_limit = {}", case.limit);
+    site.write_config(&body(workload.pid(), &limit));
+    let mut daemon = start(&site);
+    daemon.until_watching(workload.pid());
+    sleep(SETTLE);
+    let begin = (seconds(daemon.pid()), seconds(workload.pid()));
+    sleep(short_or_full(
+        Duration::from_secs(48),
+        Duration::from_secs(192),
+    ));
+    let end = (seconds(daemon.pid()), seconds(workload.pid()));
+    let (ours, theirs) = (end.0 - begin.0, end.1 - begin.1);
+    let share = ours / theirs;
+    let status = daemon.status();
+    let now = target(&status, workload.pid()).expect("the target");
+    println!(
+        "{}: watching cost {} ({ours:.3} of {theirs:.1} s), limit {}; epochs of {:.1} s, {} samples \
+         in {} regions, {} MiB eligible",
+        case.name,
+        percent(share),
+        percent(case.limit),
+        status["epoch_seconds"].as_f64().expect("epoch_seconds"),
+        now["samples"],
+        now["regions"],
+        now["eligible_bytes"].as_u64().unwrap_or(0) >> 20,
+    );
+    assert!(
+        now["samples"].as_u64() > Some(0),
+        "it does not watch: {now}"
+    );
+    assert!(
+        share <= case.limit * WINDOW,
+        "{}: watching cost {} of the target's CPU time, limit {}\n{}",
+        case.name,
+        percent(share),
+        percent(case.limit),
+        daemon.log()
+    );
+    daemon.stop();
+}
+
+#[test]
+fn one_percent() {
+    if long() {
+        holds(&Case {
+            name: "1 %",
+            limit: 0.01,
+            workload: &["--bytes=512MiB"],
+            mappings: 1,
+        });
+    } else {
+        println!("skipped: in the long form only (make test-long)");
+    }
+}
+
+#[test]
+fn half_a_percent() {
+    holds(&Case {
+        name: "0.5 %",
+        limit: 0.005,
+        workload: &["--bytes=512MiB"],
+        mappings: 1,
+    });
+}
+
+#[test]
+fn a_hundred_thousand_mappings() {
+    if in_guest() {
+        // Nothing else in the guest minds.
+        fs::write("/proc/sys/vm/max_map_count", "300000").expect("vm.max_map_count");
+    }
+    holds(&Case {
+        name: "100,000 mappings",
+        limit: 0.05,
+        workload: &["--bytes=512MiB", "--mappings=100000"],
+        mappings: 100_000,
+    });
+}
+
+#[test]
+fn mappings_that_come_and_go() {
+    holds(&Case {
+        name: "mapping and unmapping",
+        limit: 0.05,
+        workload: &["--bytes=512MiB", "--churn=1GiB:64MiB"],
+        mappings: 16,
+    });
+}
