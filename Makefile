@@ -66,7 +66,7 @@ test-long:
 ## check: format, lints and documentation, warnings denied
 check:
 	$(CARGO) fmt --check
-	shellcheck scripts/setup .ci/run tests/vm/vm-run tests/vm/guest-init tests/vm/build-kernel tests/vm/run-tests
+	shellcheck scripts/setup .ci/run tests/vm/vm-run tests/vm/guest-init tests/vm/build-kernel tests/vm/run-tests tests/vm/bench
 	$(CARGO) clippy --locked --all-targets $(QUIET) -- -D warnings
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --locked --no-deps --document-private-items $(QUIET)
 

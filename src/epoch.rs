@@ -15,8 +15,9 @@ use crate::ports::{
     MoveLimits, PortError, Ports, Recorder, SamplerKind, TargetEvent, TargetSpec, Wake,
 };
 use crate::tiering::engine::Engine;
-use crate::tiering::observation::{AccessSet, EpochCost, Observation, RangeResidency};
+use crate::tiering::observation::{AccessSet, EpochCost, Observation, RangeResidency, TargetId};
 use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts, Plan};
+use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, PauseReason};
 use crate::tiering::settings::EngineSettings;
 use crate::tiering::tier::TierTable;
@@ -157,6 +158,11 @@ impl EpochLoop {
     /// Observes and plans, but moves nothing, for as long as this is set.
     pub fn pause(&mut self, paused: bool) {
         self.paused = paused;
+    }
+
+    /// The regions of one target.
+    pub fn regions(&self, target: TargetId) -> Option<&RegionMap> {
+        self.engine.regions(target)
     }
 
     /// The tiers that it plans for.

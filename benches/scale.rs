@@ -1,0 +1,212 @@
+//! The whole loop at the sizes of the papers, on the simulator's machine:
+//! `cargo bench --bench scale`.
+//!
+//! Time is virtual and what watching costs is charged to it (a scan of a sample
+//! 2 µs), so that overhead, epochs and accuracy are the same on every machine;
+//! seconds of a decision and memory are this machine's. 5 % of one CPU, 10 s, 3
+//! scans, as HM-Keeper has it (§1.6).
+
+use std::time::Instant;
+
+use hmkeeper::epoch::{EpochLoop, LoopSettings};
+use hmkeeper::ports::TargetSpec;
+use hmkeeper::sim::{self, Machine, Process};
+use hmkeeper::tiering::observation::TargetId;
+use hmkeeper::tiering::region::{Region, RegionMap};
+use hmkeeper::tiering::settings::EngineSettings;
+use hmkeeper::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
+
+const PID: Pid = Pid(7);
+const GIB: u64 = 1 << 30;
+/// Pages between two that are scored: half a MiB.
+const STRIDE: u64 = 128;
+const EPOCHS: u64 = 30;
+/// Epochs at the end that count as the steady state.
+const STEADY: usize = 6;
+
+/// A process whose hot memory is known.
+struct Case {
+    name: &'static str,
+    bytes: u64,
+    /// Hot chunks, and the share of the memory that they are.
+    chunks: u64,
+    share: f64,
+    /// Accesses per second of a hot and of a cold page.
+    rates: (f64, f64),
+    /// Folios, as log2 of pages.
+    order: u8,
+    jump: Option<u64>,
+}
+
+impl Case {
+    fn is_hot(&self, page: u64, epoch: u64) -> bool {
+        let slot = self.bytes / PAGE_BYTES / self.chunks;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let length = (slot as f64 * self.share) as u64;
+        let chunk = page / slot;
+        let jumped = u64::from(self.jump.is_some_and(|at| epoch >= at));
+        // Anywhere in its slot, by a hash.
+        let mixed = (chunk + 1 + jumped * 1_000_003).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let offset = (((mixed >> 20) % (slot - length)) >> self.order) << self.order;
+        (offset..offset + length).contains(&(page % slot))
+    }
+}
+
+fn cases() -> Vec<Case> {
+    // 39 million updates a second (anchors of GUPS on real machines), nine of ten
+    // on the hot fifth.
+    let gups = Case {
+        name: "GUPS, 512 GB",
+        bytes: 477 * GIB,
+        chunks: 1,
+        share: 0.2,
+        rates: (1.4, 0.04),
+        order: 0,
+        jump: None,
+    };
+    let chunked = Case {
+        name: "1.5 TiB, 1000 chunks, jumping",
+        bytes: 1536 * GIB,
+        chunks: 1000,
+        share: 0.1,
+        rates: (20.0, 0.01),
+        order: 0,
+        jump: Some(15),
+    };
+    let huge = Case {
+        name: "the same, huge pages",
+        order: 9,
+        rates: (20.0, 0.01),
+        chunks: 1000,
+        jump: Some(15),
+        ..Case {
+            bytes: 1536 * GIB,
+            share: 0.1,
+            ..gups
+        }
+    };
+    vec![gups, chunked, huge]
+}
+
+fn score(case: &Case, epoch: u64, regions: &[Region], scans: f32) -> f64 {
+    let (mut hit, mut called, mut hot) = (0_u64, 0_u64, 0_u64);
+    for region in regions {
+        let is_called = region.hotness() >= scans / 2.0;
+        let first = region.range().start().page_index();
+        let last = first + region.range().pages();
+        for page in (first.next_multiple_of(STRIDE)..last).step_by(128) {
+            let is_hot = case.is_hot(page, epoch);
+            hot += u64::from(is_hot);
+            called += u64::from(is_called);
+            hit += u64::from(is_hot && is_called);
+        }
+    }
+    2.0 * hit as f64 / (called + hot).max(1) as f64
+}
+
+/// Most memory that this process had so far, in MiB.
+fn peak_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|l| l.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) / 1024
+}
+
+fn run(case: Case) {
+    let before = peak_mib();
+    let name = case.name;
+    let case = std::rc::Rc::new(case);
+    let nodes = [
+        (NodeId(0), Bytes(96 * GIB)),
+        (NodeId(1), Bytes(96 * GIB)),
+        (NodeId(2), Bytes(2048 * GIB)),
+        (NodeId(3), Bytes(2048 * GIB)),
+    ];
+    let mut machine = Machine::new(&nodes, 1);
+    machine.order = case.order;
+    let settings = LoopSettings {
+        engine: EngineSettings::default(),
+        moving: false,
+        rate: None,
+        threads: 1,
+        call_time: Nanos::from_millis(20),
+        migration_share: 0.5,
+    };
+    let interval = settings.engine.profiling.interval;
+    let scans = f32::from(settings.engine.profiling.scans);
+    let rates = std::rc::Rc::clone(&case);
+    machine.start(
+        Process {
+            id: TargetId(0),
+            pid: PID,
+            name: "model".into(),
+            range: PageRange::new(VirtAddr(0), VirtAddr(case.bytes)).expect("a range"),
+            rate: Box::new(move |addr, at| {
+                let epoch = at.0 / interval.0;
+                let (hot, cold) = rates.rates;
+                if rates.is_hot(addr.page_index(), epoch) {
+                    hot
+                } else {
+                    cold
+                }
+            }),
+            home: NodeId(0),
+        },
+        NodeId(3),
+    );
+    let tiers = machine
+        .tiers([&[90, 145, 275, 340], &[145, 90, 340, 275]])
+        .expect("tiers");
+    let machine = machine.shared();
+    let mut epochs = EpochLoop::new(sim::ports(&machine), tiers, settings, 1);
+    epochs.select(&[TargetSpec::of_pid(PID)]);
+    println!("\n{name}");
+    println!("epoch     F1  regions  samples  overhead  epoch s  turn ms");
+    let mut steady = Vec::new();
+    let (mut spent, mut elapsed, mut longest) = (0.0, 0.0, 0.0_f64);
+    for epoch in 1..=EPOCHS {
+        let begin = Instant::now();
+        let report = epochs.turn().expect("the model").report.expect("a report");
+        let turn = begin.elapsed().as_secs_f64() * 1e3;
+        let at = machine.borrow().now().0 / interval.0;
+        let regions = epochs.regions(TargetId(0)).map(RegionMap::regions);
+        let f1 = score(
+            &case,
+            at.saturating_sub(1),
+            regions.unwrap_or_default(),
+            scans,
+        );
+        steady.push(f1);
+        let cost = report.cost.profiling.as_secs_f64();
+        let seconds = report.cost.elapsed.as_secs_f64();
+        if epoch > 1 {
+            spent += cost;
+            elapsed += seconds;
+            longest = longest.max(seconds);
+        }
+        let target = report.targets.first();
+        if epoch <= 6 || epoch % 5 == 0 || case.jump.is_some_and(|j| epoch >= j && epoch < j + 5) {
+            println!(
+                "{epoch:>5} {f1:>6.3} {:>8} {:>8} {:>8.2}% {seconds:>8.2} {turn:>8.0}",
+                target.map_or(0, |t| t.regions),
+                target.map_or(0, |t| t.samples),
+                cost / seconds * 100.0,
+            );
+        }
+    }
+    let last = &steady[steady.len() - STEADY..];
+    println!(
+        "F1 {:.3}; {:.2} % of a CPU on average; longest epoch {longest:.2} s; {} MiB more at most",
+        last.iter().sum::<f64>() / last.len() as f64,
+        spent / elapsed * 100.0,
+        peak_mib().saturating_sub(before),
+    );
+}
+
+fn main() {
+    if std::env::args().any(|arg| arg == "--bench") {
+        for case in cases() {
+            run(case);
+        }
+    }
+}
