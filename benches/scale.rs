@@ -91,7 +91,7 @@ fn cases() -> Vec<Case> {
 fn score(case: &Case, epoch: u64, regions: &[Region], scans: f32) -> f64 {
     let (mut hit, mut called, mut hot) = (0_u64, 0_u64, 0_u64);
     for region in regions {
-        let is_called = region.hotness() >= scans / 2.0;
+        let is_called = region.heat() >= scans / 2.0;
         let first = region.range().start().page_index();
         let last = first + region.range().pages();
         for page in (first.next_multiple_of(STRIDE)..last).step_by(128) {

@@ -15,11 +15,12 @@ use crate::ports::{
     MoveLimits, PortError, Ports, Recorder, SamplerKind, TargetEvent, TargetSpec, Wake,
 };
 use crate::tiering::engine::Engine;
+use crate::tiering::looks::Looks;
 use crate::tiering::observation::{AccessSet, EpochCost, Observation, RangeResidency, TargetId};
 use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts, Plan};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, PauseReason};
-use crate::tiering::settings::EngineSettings;
+use crate::tiering::settings::{EngineSettings, LookRule};
 use crate::tiering::tier::TierTable;
 use crate::units::{Bandwidth, Bytes, Nanos};
 
@@ -59,7 +60,7 @@ pub struct Turn {
 
 /// The epoch under way.
 struct Running {
-    seen: AccessSet,
+    looks: Looks,
     /// When the window under way ends.
     due: Nanos,
     window: Nanos,
@@ -70,7 +71,7 @@ struct Running {
 /// How the waiting ended.
 enum Scanned {
     Done(AccessSet),
-    Interrupted(Running),
+    Interrupted(Box<Running>),
 }
 
 /// CPU clocks at the last observation.
@@ -106,7 +107,7 @@ impl EpochLoop {
     /// Ready for its first turn.
     pub fn new(ports: Ports, tiers: TierTable, settings: LoopSettings, seed: u64) -> Self {
         let mut this = Self {
-            engine: Engine::new(engine_settings(&settings), tiers, seed),
+            engine: Engine::new(engine_settings(&settings, &ports), tiers, seed),
             clocks: Clocks {
                 at: ports.clock.now(),
                 process: ports.clock.process_cpu_time(),
@@ -130,7 +131,8 @@ impl EpochLoop {
 
     /// Tells `recorder` all that the engine is told.
     pub fn record(&mut self, mut recorder: Box<dyn Recorder>) {
-        recorder.configured(&engine_settings(&self.settings), self.engine.tiers());
+        let settings = engine_settings(&self.settings, &self.ports);
+        recorder.configured(&settings, self.engine.tiers());
         self.recorder = Some(recorder);
     }
 
@@ -142,7 +144,7 @@ impl EpochLoop {
 
     /// New settings, from the next turn on; what was learnt is kept.
     pub fn configure(&mut self, settings: LoopSettings, tiers: TierTable) {
-        let engine = engine_settings(&settings);
+        let engine = engine_settings(&settings, &self.ports);
         if let Some(recorder) = &mut self.recorder {
             recorder.configured(&engine, &tiers);
         }
@@ -203,7 +205,7 @@ impl EpochLoop {
         let seen = match self.scan(running)? {
             Scanned::Done(seen) => seen,
             Scanned::Interrupted(running) => {
-                self.running = Some(running);
+                self.running = Some(*running);
                 self.profiled(cpu);
                 return Ok(None);
             }
@@ -225,10 +227,15 @@ impl EpochLoop {
     /// Arms the samples that the last plan asked for.
     fn begin(&mut self) -> Result<Running, PortError> {
         let now = self.ports.clock.now();
-        let samples = self
+        let (samples, expected) = self
             .plan
             .as_mut()
-            .map(|p| std::mem::take(&mut p.samples))
+            .map(|p| {
+                (
+                    std::mem::take(&mut p.samples),
+                    std::mem::take(&mut p.expected),
+                )
+            })
             .unwrap_or_default();
         let hurry = std::mem::take(&mut self.hurry) && samples.is_empty();
         let profiling = &self.settings.engine.profiling;
@@ -244,10 +251,13 @@ impl EpochLoop {
         };
         self.last_due = Some(now + Nanos(window.0 * scans));
         let stretched = interval > profiling.interval;
-        let seen = AccessSet::new(samples);
-        self.arm(&seen, window)?;
+        let rule = engine_settings(&self.settings, &self.ports).profiling.looks;
+        let each = self.plan.as_ref().map_or(0, |plan| plan.looks);
+        let turn = self.plan.as_ref().map_or(0, |plan| plan.report.epoch);
+        let mut looks = Looks::new(samples, expected, (profiling.scans, each), rule, turn);
+        self.arm(&mut looks, window)?;
         Ok(Running {
-            seen,
+            looks,
             due: now + window,
             window,
             stretched,
@@ -258,47 +268,50 @@ impl EpochLoop {
     fn scan(&mut self, mut running: Running) -> Result<Scanned, PortError> {
         let scans = self.settings.engine.profiling.scans.max(1);
         loop {
-            if self.hurry && (running.seen.samples().is_empty() || running.stretched) {
+            if self.hurry && (running.looks.is_empty() || running.stretched) {
                 self.last_due = Some(self.ports.clock.now());
                 self.ports.sampler.rest();
                 // What was not yet looked at is not known.
                 return Ok(Scanned::Done(AccessSet::default()));
             }
             if self.ports.clock.sleep_until(running.due) == Wake::Interrupted {
-                return Ok(Scanned::Interrupted(running));
+                return Ok(Scanned::Interrupted(Box::new(running)));
             }
-            self.collect(&mut running.seen)?;
-            if running.seen.scans() >= scans {
+            self.collect(&mut running.looks)?;
+            if running.looks.scans() >= scans {
                 let cpu = self.ports.clock.thread_cpu_time();
                 self.ports.sampler.rest();
                 self.scanned(cpu, 0);
-                return Ok(Scanned::Done(running.seen));
+                return Ok(Scanned::Done(running.looks.into_seen()));
             }
             // What the last scan took is off this one's window, up to a half.
             let now = self.ports.clock.now();
             let next = (running.due + running.window).max(now + Nanos(running.window.0 / 2));
-            self.arm(&running.seen, next.saturating_sub(now))?;
+            self.arm(&mut running.looks, next.saturating_sub(now))?;
             running.due = next;
         }
     }
 
-    fn arm(&mut self, seen: &AccessSet, window: Nanos) -> Result<(), PortError> {
-        if seen.samples().is_empty() {
+    fn arm(&mut self, looks: &mut Looks, window: Nanos) -> Result<(), PortError> {
+        if looks.is_empty() {
             return Ok(());
         }
         let cpu = self.ports.clock.thread_cpu_time();
-        let result = self.ports.sampler.arm(seen.samples(), window);
-        self.scanned(cpu, seen.samples().len());
+        let samples = looks.begin();
+        let count = samples.len();
+        let result = self.ports.sampler.arm(samples, window);
+        self.scanned(cpu, count);
         result
     }
 
-    fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
-        if seen.samples().is_empty() {
-            seen.end_scan();
-            return Ok(());
-        }
+    fn collect(&mut self, looks: &mut Looks) -> Result<(), PortError> {
         let cpu = self.ports.clock.thread_cpu_time();
-        let result = self.ports.sampler.collect(seen);
+        let result = if looks.is_empty() {
+            Ok(())
+        } else {
+            self.ports.sampler.collect(looks.part())
+        };
+        looks.end();
         self.scanned(cpu, 0);
         result
     }
@@ -426,9 +439,14 @@ fn move_bytes(settings: &LoopSettings) -> Bytes {
 }
 
 /// The engine plans no more than the rate lets through.
-fn engine_settings(settings: &LoopSettings) -> EngineSettings {
-    EngineSettings {
+/// What the engine is told of `settings`, with this sampler.
+fn engine_settings(settings: &LoopSettings, ports: &Ports) -> EngineSettings {
+    let mut engine = EngineSettings {
         move_bytes: move_bytes(settings),
         ..settings.engine.clone()
+    };
+    if ports.sampler.repeats() {
+        engine.profiling.looks = LookRule::Repeated;
     }
+    engine
 }

@@ -200,6 +200,11 @@ pub trait AccessSampler {
     fn capacity(&self) -> u64 {
         u64::MAX
     }
+    /// Whether other samples are so dear to take up that all scans of an epoch had
+    /// better look at the same.
+    fn repeats(&self) -> bool {
+        false
+    }
     /// No scan follows for a while: what works between arm and collect stops.
     fn rest(&mut self) {}
     /// CPU time of kernel threads that work for us, since they were started.

@@ -253,7 +253,7 @@ fn daemon(case: &Case, profiling: &str) -> Outcome {
             .map(|region| Belief {
                 start: region.range().start().0,
                 end: region.range().end().0,
-                heat: f64::from(region.hotness()) / scans,
+                heat: f64::from(region.heat()) / scans,
             })
             .collect();
         if case.jump.is_some()

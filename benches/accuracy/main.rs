@@ -10,7 +10,7 @@ mod scenario;
 use std::collections::BTreeMap;
 
 use hmkeeper::tiering::rng::Rng;
-use hmkeeper::tiering::settings::{Placement, ProfilingSettings, SplitRule};
+use hmkeeper::tiering::settings::{LookRule, Placement, ProfilingSettings, SplitRule};
 use hmkeeper::units::{Bytes, PAGE_BYTES};
 use profiler::{Belief, Bits, Damon, Fixed, Ours, Profiler};
 use scenario::{PAGES, SCANS, Scenario};
@@ -107,8 +107,13 @@ fn score(scenario: &Scenario, epoch: u64, belief: &[Belief], threshold: f64, che
 fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
     let checks = samples * u64::from(SCANS);
     let default = ProfilingSettings::default();
+    let repeated = ProfilingSettings {
+        looks: LookRule::Repeated,
+        ..default
+    };
     let halves = ProfilingSettings {
         split: SplitRule::Halves,
+        looks: LookRule::Repeated,
         minimum_region: Bytes(PAGE_BYTES),
         ..default
     };
@@ -117,13 +122,14 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
     };
     vec![
         ours("hmkeeper", default),
+        ours("repeated", repeated),
         ours("halves", halves),
         // HM-Keeper's ablations (§1.6), of its own rules.
         ours(
             "fixed-regions",
             ProfilingSettings {
                 split: SplitRule::Fixed,
-                ..default
+                ..repeated
             },
         ),
         ours(

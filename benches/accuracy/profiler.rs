@@ -2,6 +2,7 @@
 
 use hmkeeper::tiering::engine::Engine;
 use hmkeeper::tiering::governor::AIM;
+use hmkeeper::tiering::looks::Looks;
 use hmkeeper::tiering::observation::{
     AccessSet, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, TargetId,
     TargetKind, TargetMap,
@@ -9,7 +10,7 @@ use hmkeeper::tiering::observation::{
 use hmkeeper::tiering::plan::{MoveOutcome, Sweep};
 use hmkeeper::tiering::region::RegionMap;
 use hmkeeper::tiering::rng::Rng;
-use hmkeeper::tiering::settings::{EngineSettings, ProfilingSettings};
+use hmkeeper::tiering::settings::{EngineSettings, LookRule, ProfilingSettings};
 use hmkeeper::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable};
 use hmkeeper::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
@@ -61,7 +62,9 @@ pub(crate) struct Ours {
     order: u8,
     budget: u64,
     epoch: u64,
+    rule: LookRule,
     samples: Vec<Sample>,
+    expected: Vec<bool>,
     sweeps: Vec<Sweep>,
 }
 
@@ -87,16 +90,17 @@ impl Ours {
             order,
             budget: samples,
             epoch: 0,
+            rule: profiling.looks,
             samples: Vec::new(),
+            expected: Vec::new(),
             sweeps: Vec::new(),
         };
-        ours.step(AccessSet::new(Vec::new()));
+        ours.step(AccessSet::new(Vec::new()), 0);
         ours
     }
 
-    fn step(&mut self, accesses: AccessSet) {
+    fn step(&mut self, accesses: AccessSet, scanned: u64) {
         self.epoch += 1;
-        let scanned = accesses.samples().len() as u64 * u64::from(SCANS);
         let per_epoch = SCAN_COST.0 * self.budget * u64::from(SCANS);
         let limit = ProfilingSettings::default().overhead_limit * AIM;
         let cpu = Nanos::from_secs_f64(per_epoch as f64 / 1e9 / limit);
@@ -144,6 +148,7 @@ impl Ours {
         };
         let plan = self.engine.step(&seen);
         self.samples = plan.samples;
+        self.expected = plan.expected;
         self.sweeps = plan.sweeps;
     }
 }
@@ -160,29 +165,39 @@ impl Profiler for Ours {
 
     fn watch(&mut self, bits: &mut Bits<'_>) -> Vec<Belief> {
         // The first epoch watches as if it were busy for a whole interval.
-        let most = usize::try_from(self.budget).unwrap_or(usize::MAX);
+        let times = match self.rule {
+            LookRule::Fresh => u64::from(SCANS),
+            LookRule::Repeated => 1,
+        };
+        let most = usize::try_from(self.budget * times).unwrap_or(usize::MAX);
         let mut samples = std::mem::take(&mut self.samples);
         if self.is_held {
             samples.truncate(most);
         }
-        let mut seen = AccessSet::new(samples);
+        let expected = std::mem::take(&mut self.expected);
+        let each = (SCANS, self.budget);
+        let mut looks = Looks::new(samples, expected, each, self.rule, self.epoch);
+        let mut scanned = 0;
         for _ in 0..SCANS {
-            for i in 0..seen.samples().len() {
-                let page = seen.samples()[i].addr.page_index();
+            looks.begin();
+            let part = looks.part();
+            for i in 0..part.samples().len() {
+                let page = part.samples()[i].addr.page_index();
                 let accessed = bits.accessed(page, INTERVAL / f64::from(SCANS));
-                seen.record(i, if accessed { Seen::Accessed } else { Seen::Idle });
-                seen.place(i, self.order, Some(NodeId(0)));
+                part.record(i, if accessed { Seen::Accessed } else { Seen::Idle });
+                part.place(i, self.order, Some(NodeId(0)));
             }
-            seen.end_scan();
+            scanned += part.samples().len() as u64;
+            looks.end();
         }
-        self.step(seen);
+        self.step(looks.into_seen(), scanned);
         let regions = self.engine.regions(TARGET).map(RegionMap::regions);
         regions
             .unwrap_or_default()
             .iter()
             .map(|region| Belief {
                 pages: region.range().pages(),
-                heat: f64::from(region.hotness()) / f64::from(SCANS),
+                heat: f64::from(region.heat()) / f64::from(SCANS),
             })
             .collect()
     }

@@ -18,7 +18,7 @@ use super::{Config, DaemonConfig, LogLevel, MigrationConfig};
 use crate::ports::{MappingFilter, SamplerKind, Selector, TargetSpec};
 use crate::tiering::observation::TargetKind;
 use crate::tiering::settings::{
-    HmKeeperSettings, Placement, PolicySettings, ProfilingSettings, SplitRule,
+    HmKeeperSettings, LookRule, Placement, PolicySettings, ProfilingSettings, SplitRule,
 };
 use crate::tiering::tier::Tier;
 use crate::units::{Bandwidth, Bytes, Nanos, NodeId, PAGE_BYTES, Pid};
@@ -154,6 +154,9 @@ fn profiling(
                 &Placement::CHOICES,
             )
             .unwrap_or(default.placement),
+        looks: check
+            .one_of(raw.looks.as_ref(), "profiling.looks", &LookRule::CHOICES)
+            .unwrap_or(default.looks),
         overhead_control: check
             .boolean(raw.overhead_control.as_ref(), "profiling.overhead_control")
             .unwrap_or(default.overhead_control),

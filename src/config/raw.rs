@@ -65,6 +65,7 @@ pub struct RawProfiling {
     pub split_threshold: Option<Entry>,
     pub split: Option<Entry>,
     pub samples: Option<Entry>,
+    pub looks: Option<Entry>,
     pub overhead_control: Option<Entry>,
 }
 

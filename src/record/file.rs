@@ -30,7 +30,7 @@ use crate::tiering::tier::TierTable;
 
 const MAGIC: &[u8; 19] = b"hmkeeper recording\n";
 /// Of the format; a change of any type in a [`Frame`] needs the next one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 const HEAD: usize = MAGIC.len() + 4;
 /// Length and checksums before a payload.
 const RECORD_HEAD: usize = 12;
@@ -568,10 +568,11 @@ mod tests {
         assert!(matches!(error, RecordError::Foreign { .. }), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         let mut later = MAGIC.to_vec();
-        later.extend(2_u32.to_le_bytes());
+        later.extend((VERSION + 1).to_le_bytes());
         std::fs::write(&path, later).unwrap();
         let error = Reader::open(&path).err().unwrap();
-        assert!(error.to_string().contains("version 2"), "{error}");
+        let told = format!("version {}", VERSION + 1);
+        assert!(error.to_string().contains(&told), "{error}");
     }
 
     #[test]

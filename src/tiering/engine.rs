@@ -23,7 +23,7 @@ use super::region::{Adapted, RegionMap, Thresholds};
 use super::report::{EpochReport, PauseReason};
 use super::rng::Rng;
 use super::sampling;
-use super::settings::{EngineSettings, Placement, SplitRule};
+use super::settings::{EngineSettings, LookRule, Placement, SplitRule};
 use super::tier::{TierTable, TierView};
 use crate::units::{Bytes, Nanos, NodeId};
 
@@ -152,8 +152,8 @@ impl Engine {
             .map(|target| self.follow(target, &pairs, elapsed, initial))
             .collect();
         let allotted = self.allot(seen, &told);
-        self.afforded = allotted.samples;
-        self.deal(seen, allotted, &mut told);
+        self.afforded = allotted.samples * u64::from(self.pages_per_sample());
+        self.deal(seen, &mut told);
         let views: Vec<TierView> = seen
             .targets
             .iter()
@@ -169,7 +169,7 @@ impl Engine {
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
         let moves = self.decide(seen, &views, &paused);
-        let (samples, sweeps) = self.look_next(seen, allotted.sweep_pages);
+        let (samples, expected, sweeps) = self.look_next(seen, allotted.sweep_pages);
         let report = self.report(
             seen,
             &Ratios {
@@ -183,6 +183,8 @@ impl Engine {
         Plan {
             moves,
             samples,
+            expected,
+            looks: allotted.samples,
             sweeps,
             interval: allotted.interval,
             report,
@@ -325,13 +327,22 @@ impl Engine {
         allotted
     }
 
+    /// Pages that may be looked at for each sample that is afforded: where every scan
+    /// looks at pages of its own there are as many more of them.
+    fn pages_per_sample(&self) -> u8 {
+        match self.settings.profiling.looks {
+            LookRule::Fresh => self.settings.profiling.scans.max(1),
+            LookRule::Repeated => 1,
+        }
+    }
+
     /// Deals the samples out: to targets by their load, as far as they have
     /// memory to watch, then to their regions.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    fn deal(&mut self, seen: &Observation, allotted: Allotment, told: &mut [Told]) {
+    fn deal(&mut self, seen: &Observation, told: &mut [Told]) {
         let all = load(told);
-        let samples = allotted.samples.min(seen.capacity);
         let profiling = self.settings.profiling;
+        let samples = self.afforded.min(seen.capacity);
         let mut left = seen.capacity;
         for (target, told) in seen.targets.iter().zip(told) {
             let Some(raised) = self.targets.get(&target.id).map(|t| t.raised) else {
@@ -459,9 +470,13 @@ impl Engine {
         Bytes::from_pages(pages)
     }
 
-    /// What to watch and to count until the next step.
-    fn look_next(&mut self, seen: &Observation, pages: u64) -> (Vec<Sample>, Vec<Sweep>) {
-        let mut samples = Vec::new();
+    /// What to watch, what is expected of it, and what to count until the next step.
+    fn look_next(
+        &mut self,
+        seen: &Observation,
+        pages: u64,
+    ) -> (Vec<Sample>, Vec<bool>, Vec<Sweep>) {
+        let (mut samples, mut expected) = (Vec::new(), Vec::new());
         let mut sweeps = Vec::new();
         let hot = f32::from(self.settings.profiling.scans) / 2.0;
         let all: u64 = self.targets.values().map(Tracked::sweep_weight).sum();
@@ -478,11 +493,12 @@ impl Engine {
                 &mut self.rng,
                 &mut samples,
             );
+            tracked.expect(&samples[expected.len()..], hot, &mut expected);
             let share = u128::from(pages) * u128::from(tracked.sweep_weight());
             let share = u64::try_from(share / u128::from(all.max(1))).unwrap_or(pages);
             tracked.sweep(target.id, target.pid, hot, share.max(1), &mut sweeps);
         }
-        (samples, sweeps)
+        (samples, expected, sweeps)
     }
 
     /// The report, without what only the loop knows.

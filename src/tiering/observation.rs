@@ -183,6 +183,46 @@ impl AccessSet {
         tally.node = node.or(tally.node);
     }
 
+    /// Becomes those of `from` at these indices, with nothing seen of them yet.
+    ///
+    /// # Panics
+    /// When an index is not that of a sample.
+    pub fn pick(&mut self, from: &Self, indices: &[usize]) {
+        self.samples.clear();
+        self.samples
+            .extend(indices.iter().map(|&i| from.samples[i]));
+        self.tallies.clear();
+        self.tallies.resize(indices.len(), Tally::default());
+        self.scans = 0;
+    }
+
+    /// Adds what one scan saw of those at these indices.
+    ///
+    /// # Panics
+    /// When an index is not that of a sample.
+    pub fn add(&mut self, part: &Self, indices: &[usize]) {
+        for (&i, seen) in indices.iter().zip(&part.tallies) {
+            let tally = &mut self.tallies[i];
+            tally.accessed = tally.accessed.saturating_add(seen.accessed);
+            tally.known = tally.known.saturating_add(seen.known);
+            if seen.known > 0 {
+                tally.order = seen.order;
+                tally.node = seen.node.or(tally.node);
+            }
+        }
+        self.end_scan();
+    }
+
+    /// Only the samples that `keep` names, in their order.
+    pub fn retain(&mut self, keep: &[bool]) {
+        let mut kept = keep.iter();
+        self.samples
+            .retain(|_| kept.next().copied().unwrap_or(false));
+        let mut kept = keep.iter();
+        self.tallies
+            .retain(|_| kept.next().copied().unwrap_or(false));
+    }
+
     /// Samples with what was seen of them.
     pub fn iter(&self) -> impl Iterator<Item = (Sample, Tally)> + '_ {
         self.samples

@@ -150,6 +150,10 @@ pub struct Plan {
     pub moves: Vec<Move>,
     /// Pages to watch in the next epoch, sorted by target and address.
     pub samples: Vec<Sample>,
+    /// Whether each of these is in a region that is held to be hot.
+    pub expected: Vec<bool>,
+    /// How many of them one scan may look at.
+    pub looks: u64,
     /// Ranges to count in the next epoch.
     pub sweeps: Vec<Sweep>,
     /// How long the next epoch is.

@@ -44,6 +44,23 @@ impl Placement {
         [("aimed", Self::Aimed), ("random", Self::Random)];
 }
 
+/// What the scans of an epoch look at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LookRule {
+    /// Each at pages of its own, and again at what surprised
+    /// ([`looks`](super::looks)). Ours.
+    #[default]
+    Fresh,
+    /// Each at every sample (HM-Keeper §1.2).
+    Repeated,
+}
+
+impl LookRule {
+    /// The names in the configuration.
+    pub const CHOICES: [(&'static str, Self); 2] =
+        [("fresh", Self::Fresh), ("repeated", Self::Repeated)];
+}
+
 /// How memory is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProfilingSettings {
@@ -69,6 +86,8 @@ pub struct ProfilingSettings {
     pub split: SplitRule,
     /// Where samples go.
     pub placement: Placement,
+    /// What each scan looks at.
+    pub looks: LookRule,
     /// Whether samples, and with them regions, are held to the overhead limit;
     /// if not, each region has its sample, nothing merges and, by halves, every
     /// contradiction splits (the ablation of HM-Keeper §1.6: τ1 = τ2 = 0, no
@@ -88,6 +107,7 @@ impl Default for ProfilingSettings {
             split_threshold: 2.0 / 3.0,
             split: SplitRule::default(),
             placement: Placement::default(),
+            looks: LookRule::default(),
             overhead_control: true,
         }
     }

@@ -528,6 +528,11 @@ impl AccessSampler for DamonSampler {
         self.most as u64
     }
 
+    fn repeats(&self) -> bool {
+        // Regions are files: one written for each sample costs more than a check.
+        true
+    }
+
     fn rest(&mut self) {
         self.stop();
     }

@@ -143,7 +143,7 @@ fn access_ratio(tiers: &TierTable, map: &RegionMap) -> Vec<f64> {
 fn hot(map: &RegionMap, scans: u8) -> Bytes {
     map.regions()
         .iter()
-        .filter(|r| r.hotness() >= f32::from(scans) / 2.0)
+        .filter(|r| r.heat() >= f32::from(scans) / 2.0)
         .map(crate::tiering::region::Region::resident)
         .sum()
 }

@@ -237,6 +237,7 @@ fn silence_of_a_busy_target_means_a_blind_sampler() {
 fn merging_is_made_easier_while_there_are_more_regions_than_samples() {
     let mut settings = EngineSettings::default();
     settings.profiling.overhead_limit = 1e-9;
+    settings.profiling.looks = LookRule::Repeated;
     let mut engine = Engine::new(settings, tiers(None), 1);
     let mut plan = engine.step(&observation(10, Vec::new(), 0));
     assert_eq!(plan.report.sample_quota, 1);

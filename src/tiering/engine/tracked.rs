@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::tiering::observation::TargetId;
+use crate::tiering::observation::{Sample, TargetId};
 use crate::tiering::plan::Sweep;
 use crate::tiering::region::{Region, RegionMap};
 use crate::units::{Nanos, NodeId, PageRange, Pid, VirtAddr};
@@ -73,6 +73,19 @@ impl Tracked {
         }
     }
 
+    /// Appends whether each of `samples`, all its own and sorted, is in a region of at
+    /// least `hot`.
+    pub(super) fn expect(&self, samples: &[Sample], hot: f32, out: &mut Vec<bool>) {
+        let mut regions = self.map.regions().iter().peekable();
+        for sample in samples {
+            while regions
+                .next_if(|r| r.range().end() <= sample.addr)
+                .is_some()
+            {}
+            out.push(regions.peek().is_some_and(|r| r.heat() >= hot));
+        }
+    }
+
     /// Pages of regions of which nothing is known yet: those that came of a split
     /// know what their parent knew.
     pub(super) fn uncounted(&self) -> u64 {
@@ -108,7 +121,7 @@ impl Tracked {
                 if left == 0 {
                     return;
                 }
-                if region.counted() == 0 && (region.hotness() >= hot) == wanted {
+                if region.counted() == 0 && (region.heat() >= hot) == wanted {
                     push(region.next_sweep(left), &mut left);
                 }
             }

@@ -131,13 +131,16 @@ impl Stats {
             let count = f32::from(tally.accessed) * f32::from(scans) / f32::from(tally.known);
             sum += count;
             n += 1.0;
-            low = low.min(count);
-            high = high.max(count);
+            // One look of several may have met a stray access.
+            if tally.known >= scans.min(2) {
+                low = low.min(count);
+                high = high.max(count);
+            }
             order = order.max(tally.order);
         }
         (n > 0.0).then(|| Self {
             mean: sum / n,
-            contrast: high - low,
+            contrast: (high - low).max(0.0),
             order,
         })
     }

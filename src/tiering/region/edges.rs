@@ -28,10 +28,17 @@ use crate::units::{PAGE_BYTES, PageRange, VirtAddr};
 /// Most beginnings of a segment that are kept open while the cuts are sought: it
 /// bounds the work, and the length of a segment to so many runs of equal samples.
 const MOST_OPEN: usize = 512;
-/// Price of a cut. A sample of 3 of 3 scans beside one of 0 gains 4.16, and one
-/// between two such gains 5.73 by two cuts: both are to pay. One of 2 beside one
-/// of 0 gains 1.91, one of 1 among twenty of 0 gains 3.2 by two: chance.
+/// Least price of a cut. A sample of 3 of 3 scans beside one of 0 gains 4.16, and
+/// one between two such gains 5.73 by two cuts: both are to pay. One of 2 beside
+/// one of 0 gains 1.91, one of 1 among twenty of 0 gains 3.2 by two: chance.
 const CUT_PENALTY: f64 = 2.5;
+/// What chance gains grows with the logarithm of all looks, and so does the price.
+/// By Schwarz's criterion it would be one of these, a cut being two parameters; but
+/// then 2 of 2 in much cold memory are not cut out where there is one stray access
+/// more.
+const PER_LOG_LOOKS: f64 = 0.75;
+/// Looks at a page that make sure of it: one alone may have met a stray access.
+const SURE: f64 = 2.0;
 
 /// What is known of one page.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +54,16 @@ impl Point {
     /// In scans of an epoch.
     fn count(self, scans: f64) -> f64 {
         self.accessed * scans / self.known
+    }
+
+    /// Whether it was looked at often enough to be believed alone.
+    fn is_sure(self, scans: f64) -> bool {
+        self.known >= scans.min(SURE)
+    }
+
+    /// Whether it tells of something else than `past`, in scans of an epoch.
+    fn contradicts(self, past: f64, scans: f64, split: f64) -> bool {
+        self.is_sure(scans) && (self.count(scans) - past).abs() > split
     }
 }
 
@@ -77,7 +94,7 @@ pub(super) fn cut(
     }
     let reach = thresholds.reach.pages();
     remember(&region, &mut points, scans, thresholds.split.into(), reach);
-    let starts = segments(&points);
+    let starts = segments(&points, scans);
     let unit = (thresholds.minimum.0.max(region.folio_bytes()) / PAGE_BYTES).max(1);
 
     let whole = region.range;
@@ -119,7 +136,7 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
         return;
     }
     let past = f64::from(region.latest);
-    let contradicts = |p: &Point| (p.count(scans) - past).abs() > split;
+    let contradicts = |p: &Point| p.contradicts(past, scans, split);
     // Several samples, and not one that agrees: it is all different now. Two do
     // where they speak for all of it.
     let several = points.len() > 2 || (points.len() == 2 && region.range.pages() <= 4 * reach);
@@ -189,7 +206,8 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
         #[allow(clippy::cast_possible_truncation)]
         piece.fold((accessed * scans / known) as f32, ema);
     }
-    let counts = points.iter().map(|p| p.count(scans));
+    let sure = points.iter().filter(|p| p.is_sure(scans));
+    let counts = sure.map(|p| p.count(scans));
     let (low, high) = counts.fold((f64::INFINITY, 0.0_f64), |(low, high), count| {
         (low.min(count), high.max(count))
     });
@@ -215,7 +233,7 @@ fn sums(points: &[Point]) -> (f64, f64) {
 
 /// Indices at which the segments of greatest penalised likelihood begin; the
 /// first is 0.
-fn segments(points: &[Point]) -> Vec<usize> {
+fn segments(points: &[Point], scans: f64) -> Vec<usize> {
     // A best cut never lies between equal points: runs of them are taken as one.
     let same = |a: &Point, b: &Point| (a.accessed / a.known - b.accessed / b.known).abs() < 1e-9;
     let mut runs: Vec<usize> = (0..points.len())
@@ -232,13 +250,21 @@ fn segments(points: &[Point]) -> Vec<usize> {
         sums.push((a + more_a, k + more_k));
     }
     // best[j]: cost of the first j runs, and where the last segment begins.
-    let mut best: Vec<(f64, usize)> = vec![(-CUT_PENALTY, 0)];
+    let looks = sums[sums.len() - 1].1;
+    let penalty = CUT_PENALTY.max(PER_LOG_LOOKS * looks.ln());
+    let mut best: Vec<(f64, usize)> = vec![(-penalty, 0)];
     let mut open: Vec<usize> = Vec::new();
     for j in 1..runs.len() {
         open.push(j - 1);
+        let between = |i: usize| (sums[j].0 - sums[i].0, sums[j].1 - sums[i].1);
+        let is_short = |i: usize| between(i).1 < scans.min(SURE);
         let cost = |i: usize| {
-            let (accessed, known) = (sums[j].0 - sums[i].0, sums[j].1 - sums[i].1);
-            best[i].0 + misfit(accessed, known)
+            let (accessed, known) = between(i);
+            if is_short(i) {
+                f64::INFINITY
+            } else {
+                best[i].0 + misfit(accessed, known)
+            }
         };
         let costs: Vec<f64> = open.iter().map(|&i| cost(i)).collect();
         let (at, least) = costs
@@ -246,10 +272,14 @@ fn segments(points: &[Point]) -> Vec<usize> {
             .enumerate()
             .min_by(|a, b| a.1.total_cmp(b.1))
             .map_or((0, f64::INFINITY), |(at, &least)| (at, least));
-        best.push((least + CUT_PENALTY, open[at]));
-        // What is worse than a cut here never begins a best segment later on.
+        best.push((least + penalty, open[at]));
+        // What is worse than a cut here never begins a best segment later on; what
+        // is too short yet may.
         let mut costs = costs.into_iter();
-        open.retain(|_| costs.next().is_some_and(|cost| cost <= least + CUT_PENALTY));
+        open.retain(|&i| {
+            let cost = costs.next().unwrap_or(f64::INFINITY);
+            is_short(i) || cost <= least + penalty
+        });
         if open.len() == MOST_OPEN {
             open.remove(0);
         }
@@ -292,28 +322,28 @@ mod tests {
 
     #[test]
     fn a_lone_contradiction_is_cut_out() {
-        assert_eq!(segments(&points(&[0, 0])), [0]);
-        assert_eq!(segments(&points(&[3, 0])), [0, 1]);
-        assert_eq!(segments(&points(&[0, 0, 0, 3, 0, 0])), [0, 3, 4]);
+        assert_eq!(segments(&points(&[0, 0]), 3.0), [0]);
+        assert_eq!(segments(&points(&[3, 0]), 3.0), [0, 1]);
+        assert_eq!(segments(&points(&[0, 0, 0, 3, 0, 0]), 3.0), [0, 3, 4]);
         let mut many = [0; 200];
         many[77] = 3;
-        assert_eq!(segments(&points(&many)), [0, 77, 78]);
+        assert_eq!(segments(&points(&many), 3.0), [0, 77, 78]);
     }
 
     #[test]
     fn what_chance_explains_is_not_cut() {
         // Warm memory: about every second scan sees it.
         assert_eq!(
-            segments(&points(&[1, 2, 2, 1, 0, 2, 1, 3, 1, 2, 1, 1])),
+            segments(&points(&[1, 2, 2, 1, 0, 2, 1, 3, 1, 2, 1, 1]), 3.0),
             [0]
         );
-        assert_eq!(segments(&points(&[2, 0])), [0]);
+        assert_eq!(segments(&points(&[2, 0]), 3.0), [0]);
         // One stray access is no edge.
-        assert_eq!(segments(&points(&[0, 0, 1, 0, 0, 0, 0, 0])), [0]);
+        assert_eq!(segments(&points(&[0, 0, 1, 0, 0, 0, 0, 0]), 3.0), [0]);
     }
 
     #[test]
     fn a_step_is_cut_once() {
-        assert_eq!(segments(&points(&[3, 3, 2, 3, 0, 0, 1, 0])), [0, 4]);
+        assert_eq!(segments(&points(&[3, 3, 2, 3, 0, 0, 1, 0]), 3.0), [0, 4]);
     }
 }

@@ -168,6 +168,13 @@ impl Region {
         self.latest
     }
 
+    /// How hot to hold it now, in scans: its average and its last epoch count alike.
+    /// The average alone holds what has just become hot and what has just cooled to
+    /// be the same.
+    pub fn heat(&self) -> f32 {
+        f32::midpoint(self.hotness, self.latest)
+    }
+
     /// How much the last two epochs differ.
     pub fn change(&self) -> f32 {
         (self.latest - self.previous).abs()
