@@ -10,7 +10,9 @@
 //! the host does meets both; the median round of each counts. The bare loop
 //! knows the frames beforehand and calls once per sample and step: no batches,
 //! no verdict, no bookkeeping. Half of the pages are touched between the two
-//! halves of a scan, by neither's account.
+//! halves of a scan, by neither's account. `fresh`: each scan has other pages than
+//! the one before, as it is by default, and the flags of each frame are read once
+//! more, to learn its folio; `repeated`: always the same, as HM-Keeper and DAMON.
 
 use std::fs::{File, OpenOptions};
 use std::hint::black_box;
@@ -21,10 +23,10 @@ use std::time::{Duration, Instant};
 use hmkeeper::ports::AccessSampler;
 use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE};
 use hmkeeper::sys::page_idle::{IdleSampler, try_own_page};
-use hmkeeper::sys::pagemap::Pagemap;
+use hmkeeper::sys::pagemap::{Entry, Pagemap};
 use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::observation::{AccessSet, Sample, TargetId};
-use hmkeeper::units::{Bytes, Nanos, PAGE_BYTES, Pid};
+use hmkeeper::units::{Bytes, Nanos, PAGE_BYTES, Pid, VirtAddr};
 
 const BUFFER: Bytes = Bytes::from_mib(256);
 const ROUNDS: usize = 21;
@@ -58,10 +60,13 @@ impl Bare {
         u64::from_ne_bytes(word)
     }
 
-    /// The first half of a scan, of `(page, frame)` in the order of pages.
-    fn arm(&self, samples: &[(u64, u64)]) {
-        for &(page, _) in samples {
+    /// The first half of a scan, of `(page, frame)`.
+    fn arm(&self, samples: &[(u64, u64)], fresh: bool) {
+        for &(page, frame) in samples {
             black_box(Self::read(&self.pagemap, page * 8));
+            if fresh {
+                black_box(Self::read(&self.flags, frame * 8));
+            }
         }
         for &(_, frame) in samples {
             let mark = (1_u64 << (frame % 64)).to_ne_bytes();
@@ -102,52 +107,56 @@ fn touch(buffer: &Buffer, every: usize) {
     }
 }
 
-fn measure(buffer: &Buffer, count: u64) {
+/// Pages with their frames.
+struct Set {
+    samples: Vec<Sample>,
+    by_frame: Vec<(u64, u64)>,
+}
+
+/// One random page of each of so many equal parts.
+fn choose(buffer: &Buffer, count: u64, seed: u64) -> Set {
     let pid = Pid(i32::try_from(std::process::id()).expect("a pid"));
     let first = buffer.range().start().page_index();
     let pages = buffer.range().pages();
-    // One random page of each of so many equal parts.
-    let mut random = 1_u64;
-    let mut chosen: Vec<u64> = Vec::new();
+    let map = Pagemap::open(&Root::host(), pid).expect("our own page map");
+    let mut random = seed;
+    let (mut samples, mut by_frame) = (Vec::new(), Vec::new());
     for part in 0..count {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        chosen.push(first + part * pages / count + (random >> 33) % (pages / count));
-    }
-    let samples: Vec<Sample> = chosen
-        .iter()
-        .map(|&page| Sample {
+        let page = first + part * pages / count + (random >> 33) % (pages / count);
+        samples.push(Sample {
             target: TargetId(0),
             pid,
-            addr: hmkeeper::units::VirtAddr(page * PAGE_BYTES),
-        })
-        .collect();
-    let map = Pagemap::open(&Root::host(), pid).expect("our own page map");
-    let mut known: Vec<(u64, u64)> = Vec::new();
-    for &page in &chosen {
-        let mut entry = [hmkeeper::sys::pagemap::Entry::default()];
+            addr: VirtAddr(page * PAGE_BYTES),
+        });
+        let mut entry = [Entry::default()];
         map.read_into(page, &mut entry).expect("an entry");
-        known.push((page, entry[0].pfn().expect("a frame").0));
+        by_frame.push((page, entry[0].pfn().expect("a frame").0));
     }
-    let mut by_frame = known.clone();
     by_frame.sort_unstable_by_key(|&(_, frame)| frame);
+    Set { samples, by_frame }
+}
 
+fn measure(buffer: &Buffer, count: u64, fresh: bool) {
+    let sets = [choose(buffer, count, 1), choose(buffer, count, 99)];
     let mut sampler = IdleSampler::open(&Root::host()).expect("idle-page tracking");
     let bare = Bare::open();
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    // The first round of a sample set looks up folios: an epoch has it once.
+    // The first round warms up.
     for round in 0..=ROUNDS {
-        let mut seen = AccessSet::new(samples.clone());
-        let half = timed(|| sampler.arm(&samples, Nanos::ZERO).expect("arming"));
+        let set = &sets[if fresh { round % 2 } else { 0 }];
+        let mut seen = AccessSet::new(set.samples.clone());
+        let half = timed(|| sampler.arm(&set.samples, Nanos::ZERO).expect("arming"));
         touch(buffer, 2);
         let whole = half + timed(|| sampler.collect(&mut seen).expect("collecting"));
         let told = seen.tallies().iter().filter(|t| t.known > 0).count() as u64;
         assert!(told * 10 > count * 9, "only {told} of {count} samples told");
 
-        let half = timed(|| bare.arm(&by_frame));
+        let half = timed(|| bare.arm(&set.by_frame, fresh));
         touch(buffer, 2);
-        let least = half + timed(|| bare.collect(&by_frame));
+        let least = half + timed(|| bare.collect(&set.by_frame));
         if round > 0 {
             ours.push(whole);
             theirs.push(least);
@@ -156,7 +165,8 @@ fn measure(buffer: &Buffer, count: u64) {
     let each = |of: Duration| of.as_secs_f64() * 1e9 / count as f64;
     let (ours, theirs) = (each(median(ours)), each(median(theirs)));
     println!(
-        "{count:>6} samples: {ours:>8.0} ns per sample and scan, bare loop {theirs:>8.0} ns, ratio {:.2}",
+        "{count:>6} samples, {}: {ours:>6.0} ns per sample and scan, bare loop {theirs:>6.0} ns, ratio {:.2}",
+        if fresh { "fresh   " } else { "repeated" },
         ours / theirs
     );
 }
@@ -172,6 +182,8 @@ fn main() {
     let buffer = Buffer::new(BUFFER, HugePages::Refused).expect("a buffer");
     touch(&buffer, 1);
     for count in [500, 2_000, 8_000] {
-        measure(&buffer, count);
+        for fresh in [true, false] {
+            measure(&buffer, count, fresh);
+        }
     }
 }

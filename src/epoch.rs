@@ -251,9 +251,9 @@ impl EpochLoop {
         };
         self.last_due = Some(now + Nanos(window.0 * scans));
         let stretched = interval > profiling.interval;
-        let rule = engine_settings(&self.settings, &self.ports).profiling.looks;
-        let each = self.plan.as_ref().map_or(0, |plan| plan.looks);
-        let turn = self.plan.as_ref().map_or(0, |plan| plan.report.epoch);
+        let (each, rule, turn) = self.plan.as_ref().map_or_else(Default::default, |plan| {
+            (plan.looks, plan.rule, plan.report.epoch)
+        });
         let mut looks = Looks::new(samples, expected, (profiling.scans, each), rule, turn);
         self.arm(&mut looks, window)?;
         Ok(Running {
@@ -271,7 +271,7 @@ impl EpochLoop {
             if self.hurry && (running.looks.is_empty() || running.stretched) {
                 self.last_due = Some(self.ports.clock.now());
                 self.ports.sampler.rest();
-                // What was not yet looked at is not known.
+                // Half an epoch's looks would not be comparable.
                 return Ok(Scanned::Done(AccessSet::default()));
             }
             if self.ports.clock.sleep_until(running.due) == Wake::Interrupted {
@@ -438,8 +438,8 @@ fn move_bytes(settings: &LoopSettings) -> Bytes {
     })
 }
 
-/// The engine plans no more than the rate lets through.
-/// What the engine is told of `settings`, with this sampler.
+/// What the engine is told of `settings`, with this sampler: it plans no more than
+/// the rate lets through.
 fn engine_settings(settings: &LoopSettings, ports: &Ports) -> EngineSettings {
     let mut engine = EngineSettings {
         move_bytes: move_bytes(settings),

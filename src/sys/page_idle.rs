@@ -24,9 +24,9 @@
 //! ```
 //!
 //! **Properties.** Only marks of samples are ever set (a write ORs). One
-//! `pread` of a page map serves all samples that lie near each other. No
-//! allocation after the first scan of a sample set. A target that vanished
-//! gives unknown. What remains when we end are marks on idle pages, which
+//! `pread` of a page map serves all samples that lie near each other. Nothing is
+//! allocated but for a page map that is opened and a larger sample set. A target
+//! that vanished gives unknown. What remains when we end are marks on idle pages, which
 //! change nothing for anybody but another user of the bitmap.
 //!
 //! **Cost.** Per sample and scan at most six system calls and two reverse-map
@@ -227,8 +227,8 @@ impl IdleSampler {
         })
     }
 
-    /// Turns frames into slots; what was found in an earlier scan of the same
-    /// samples holds as long as the frame is the same.
+    /// Turns frames into slots; where the samples are those of the scan before,
+    /// what was found then holds as long as the frame is the same.
     fn resolve(&mut self) -> Result<(), PortError> {
         for (slot, entry) in self.slots.iter_mut().zip(self.frames.entries()) {
             let frame = entry.pfn();

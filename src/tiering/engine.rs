@@ -45,10 +45,8 @@ const STUCK_EPOCHS: u64 = 16;
 /// than samples (HM-Keeper §1.2 leaves the step open).
 const MERGE_STEP: f32 = 0.1;
 
-/// Samples that are expected before any were dealt out: what [`governor`] affords
-/// a busy target at first.
-///
-/// [`governor`]: super::governor
+/// Pages that are expected to be looked at before any were dealt out: about what a
+/// busy target affords until it is known what a scan costs.
 const SAMPLES_AT_FIRST: u64 = 4096;
 
 /// What one epoch told of one target, on the way to its report.
@@ -88,7 +86,7 @@ pub struct Engine {
     epoch: u64,
     at: Option<Nanos>,
     governor: Governor,
-    /// Samples of all targets that were afforded last.
+    /// Pages of all targets that could be looked at in the last epoch.
     afforded: u64,
     targets: BTreeMap<TargetId, Tracked>,
 }
@@ -170,6 +168,13 @@ impl Engine {
             .collect();
         let moves = self.decide(seen, &views, &paused);
         let (samples, expected, sweeps) = self.look_next(seen, allotted.sweep_pages);
+        let looks = if self.settings.profiling.overhead_control {
+            allotted.samples
+        } else {
+            // Each region has its sample whatever that costs.
+            let scans = u64::from(self.settings.profiling.scans.max(1));
+            allotted.samples.max((samples.len() as u64).div_ceil(scans))
+        };
         let report = self.report(
             seen,
             &Ratios {
@@ -184,7 +189,8 @@ impl Engine {
             moves,
             samples,
             expected,
-            looks: allotted.samples,
+            looks,
+            rule: self.settings.profiling.looks,
             sweeps,
             interval: allotted.interval,
             report,

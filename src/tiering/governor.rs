@@ -300,7 +300,7 @@ mod tests {
         let swept = governor.allot(TERMS).sweep_pages as f64 * FIRST_GUESS_COUNTED;
         let want = (0.5e9 * AIM - swept) / (1_270.0 * 3.0);
         let samples = governor.allot(TERMS).samples as f64;
-        assert!((samples - want).abs() < 2.0, "{samples}, not {want}");
+        assert!((samples - want).abs() < 20.0, "{samples}, not {want}");
         // An idle target is watched as if it used a tenth of a CPU.
         let idle = Terms {
             load: IDLE_LOAD,

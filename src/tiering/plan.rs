@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::observation::{Sample, TargetId};
 use super::report::EpochReport;
+use super::settings::LookRule;
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid};
 
 /// Up or down, in the view of the target.
@@ -152,8 +153,10 @@ pub struct Plan {
     pub samples: Vec<Sample>,
     /// Whether each of these is in a region that is held to be hot.
     pub expected: Vec<bool>,
-    /// How many of them one scan may look at.
+    /// How many of them one scan may look at, and by which rule these are chosen.
     pub looks: u64,
+    /// As it was when the samples were drawn.
+    pub rule: LookRule,
     /// Ranges to count in the next epoch.
     pub sweeps: Vec<Sweep>,
     /// How long the next epoch is.

@@ -279,6 +279,10 @@ impl Driver {
             specs if specs.is_empty() => None,
             specs => {
                 let align = usize::try_from(args.align.pages().max(1))?;
+                ensure!(
+                    args.layout == Layout::Scattered || specs.len() == 1,
+                    "--layout other than scattered is for one class"
+                );
                 let chooser = Chooser::new(pages, specs, args.chunks, align, seed)?;
                 Some(chooser.with_layout(args.layout))
             }

@@ -140,7 +140,8 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
     // Several samples, and not one that agrees: it is all different now. Two do
     // where they speak for all of it.
     let several = points.len() > 2 || (points.len() == 2 && region.range.pages() <= 4 * reach);
-    if several && points.iter().all(contradicts) {
+    let differs = |p: &Point| (p.count(scans) - past).abs() > split;
+    if several && points.iter().all(differs) && points.iter().any(contradicts) {
         return;
     }
     let Known { first, last } = region.known;
@@ -171,8 +172,8 @@ fn edge(
 ) -> Option<u64> {
     let (last, first) = (low.last()?.page, high.first()?.page);
     let is_odd = |points: &[Point]| {
-        let (accessed, known) = sums(points);
-        region.seen && (accessed * scans / known - f64::from(region.latest)).abs() > split
+        let past = f64::from(region.latest);
+        region.seen && mean(points.iter(), scans).is_some_and(|is| (is - past).abs() > split)
     };
     let middle = u64::midpoint(last + 1, first);
     let edge = match (is_odd(low), is_odd(high)) {
@@ -200,11 +201,9 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
         piece.seen = false;
         piece.moved = None;
     }
-    if points.iter().any(|p| p.fresh) {
-        let fresh: Vec<Point> = points.iter().copied().filter(|p| p.fresh).collect();
-        let (accessed, known) = sums(&fresh);
+    if let Some(latest) = latest(region, points, scans) {
         #[allow(clippy::cast_possible_truncation)]
-        piece.fold((accessed * scans / known) as f32, ema);
+        piece.fold(latest as f32, ema);
     }
     let sure = points.iter().filter(|p| p.is_sure(scans));
     let counts = sure.map(|p| p.count(scans));
@@ -223,6 +222,31 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
         _ => Known::NOTHING,
     };
     piece
+}
+
+/// Mean count of this epoch's points, if there are any. One look alone is not
+/// believed against what was known before.
+fn latest(region: &Region, points: &[Point], scans: f64) -> Option<f64> {
+    let fresh = || points.iter().filter(|p| p.fresh);
+    let looks: f64 = fresh().map(|p| p.known).sum();
+    let count = mean(fresh(), scans)?;
+    if looks >= scans.min(SURE) || !region.seen {
+        return Some(count);
+    }
+    let with_past = mean(points.iter(), scans).unwrap_or(count);
+    let is_alone = points.iter().all(|p| p.fresh);
+    Some(if is_alone {
+        f64::midpoint(count, region.latest.into())
+    } else {
+        with_past
+    })
+}
+
+/// Mean count of some points, each page once: those that surprised were looked at
+/// more often, which must not make them weigh more.
+fn mean<'a>(points: impl Iterator<Item = &'a Point>, scans: f64) -> Option<f64> {
+    let (sum, n) = points.fold((0.0, 0.0), |(sum, n), p| (sum + p.count(scans), n + 1.0));
+    (n > 0.0).then(|| sum / n)
 }
 
 fn sums(points: &[Point]) -> (f64, f64) {
