@@ -137,11 +137,10 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
     }
     let past = f64::from(region.latest);
     let contradicts = |p: &Point| p.contradicts(past, scans, split);
-    // Several samples, and not one that agrees: it is all different now. Two do
+    // Several samples, all sure, and not one that agrees: it is all different now. Two do
     // where they speak for all of it.
     let several = points.len() > 2 || (points.len() == 2 && region.range.pages() <= 4 * reach);
-    let differs = |p: &Point| (p.count(scans) - past).abs() > split;
-    if several && points.iter().all(differs) && points.iter().any(contradicts) {
+    if several && points.iter().all(contradicts) {
         return;
     }
     let Known { first, last } = region.known;
@@ -201,7 +200,8 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
         piece.seen = false;
         piece.moved = None;
     }
-    if let Some(latest) = latest(region, points, scans) {
+    // Also where it is one look: a region that gets no more has nothing else to go by.
+    if let Some(latest) = mean(points.iter().filter(|p| p.fresh), scans) {
         #[allow(clippy::cast_possible_truncation)]
         piece.fold(latest as f32, ema);
     }
@@ -222,24 +222,6 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
         _ => Known::NOTHING,
     };
     piece
-}
-
-/// Mean count of this epoch's points, if there are any. One look alone is not
-/// believed against what was known before.
-fn latest(region: &Region, points: &[Point], scans: f64) -> Option<f64> {
-    let fresh = || points.iter().filter(|p| p.fresh);
-    let looks: f64 = fresh().map(|p| p.known).sum();
-    let count = mean(fresh(), scans)?;
-    if looks >= scans.min(SURE) || !region.seen {
-        return Some(count);
-    }
-    let with_past = mean(points.iter(), scans).unwrap_or(count);
-    let is_alone = points.iter().all(|p| p.fresh);
-    Some(if is_alone {
-        f64::midpoint(count, region.latest.into())
-    } else {
-        with_past
-    })
 }
 
 /// Mean count of some points, each page once: those that surprised were looked at
