@@ -131,9 +131,10 @@ impl System {
 
 const SYSTEMS: &[System] = &[
     System::Daemon("hmkeeper", ""),
+    System::Daemon("fresh looks", "looks = \"fresh\""),
     System::Daemon("at 1 %", "overhead_limit = 0.01"),
-    System::Daemon("halves", "split = \"halves\"\nlooks = \"repeated\""),
-    System::Daemon("fixed", "split = \"fixed\"\nlooks = \"repeated\""),
+    System::Daemon("halves", "split = \"halves\""),
+    System::Daemon("fixed", "split = \"fixed\""),
     System::Damon("DAMON at 5 %", 1_000, true),
     System::Damon("10,000 at 5 %", 10_000, true),
     System::Damon("DAMON as it comes", 1_000, false),

@@ -107,13 +107,12 @@ fn score(scenario: &Scenario, epoch: u64, belief: &[Belief], threshold: f64, che
 fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
     let checks = samples * u64::from(SCANS);
     let default = ProfilingSettings::default();
-    let repeated = ProfilingSettings {
-        looks: LookRule::Repeated,
+    let fresh = ProfilingSettings {
+        looks: LookRule::Fresh,
         ..default
     };
     let halves = ProfilingSettings {
         split: SplitRule::Halves,
-        looks: LookRule::Repeated,
         minimum_region: Bytes(PAGE_BYTES),
         ..default
     };
@@ -122,14 +121,14 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
     };
     vec![
         ours("hmkeeper", default),
-        ours("repeated", repeated),
+        ours("fresh-looks", fresh),
         ours("halves", halves),
         // HM-Keeper's ablations (§1.6), of its own rules.
         ours(
             "fixed-regions",
             ProfilingSettings {
                 split: SplitRule::Fixed,
-                ..repeated
+                ..default
             },
         ),
         ours(

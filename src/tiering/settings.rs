@@ -48,17 +48,18 @@ impl Placement {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LookRule {
     /// Each at pages of its own, and again at what surprised
-    /// ([`looks`](super::looks)). Ours.
-    #[default]
+    /// ([`looks`](super::looks)). Sees smaller chunks, but what is warm less
+    /// steadily.
     Fresh,
     /// Each at every sample (HM-Keeper §1.2).
+    #[default]
     Repeated,
 }
 
 impl LookRule {
     /// The names in the configuration.
     pub const CHOICES: [(&'static str, Self); 2] =
-        [("fresh", Self::Fresh), ("repeated", Self::Repeated)];
+        [("repeated", Self::Repeated), ("fresh", Self::Fresh)];
 }
 
 /// How memory is watched.
