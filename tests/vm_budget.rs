@@ -23,7 +23,7 @@ use hmkeeper::sys::root::Root;
 const SETTLE: Duration = Duration::from_secs(36);
 /// By how much a window of a few epochs may exceed the limit: costs change with
 /// what else the host does, and an epoch that began before it is paid for in it.
-const WINDOW: f64 = 1.2;
+const WINDOW: f64 = 1.35;
 
 struct Case {
     name: &'static str,
@@ -133,17 +133,27 @@ fn half_a_percent() {
 }
 
 #[test]
-fn a_hundred_thousand_mappings() {
+fn many_mappings() {
     if in_guest() {
         // Nothing else in the guest minds.
         fs::write("/proc/sys/vm/max_map_count", "300000").expect("vm.max_map_count");
     }
-    holds(&Case {
-        name: "100,000 mappings",
-        limit: 0.05,
-        workload: &["--bytes=512MiB", "--mappings=100000"],
-        mappings: 100_000,
-    });
+    // To read so many once per longest epoch takes an emulated guest 4 % of a CPU, and
+    // one on a busy host more than the limit: the short form has fewer.
+    holds(&short_or_full(
+        Case {
+            name: "30,000 mappings",
+            limit: 0.05,
+            workload: &["--bytes=512MiB", "--mappings=30000"],
+            mappings: 30_000,
+        },
+        Case {
+            name: "100,000 mappings",
+            limit: 0.05,
+            workload: &["--bytes=512MiB", "--mappings=100000"],
+            mappings: 100_000,
+        },
+    ));
 }
 
 #[test]
