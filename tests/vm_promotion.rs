@@ -3,7 +3,7 @@
 //! sets: within eight epochs after each jump at least 90 % of the hot pages are
 //! there, asked for from outside of daemon and workload.
 //!
-// vm: topology=4tier timeout=400 long-timeout=1200
+// vm: topology=4tier timeout=500 long-timeout=1200
 
 mod common;
 
@@ -30,7 +30,7 @@ const REACHED: f64 = 0.9;
 /// wherever CI does, on hosts that do other things beside an emulated guest: there a
 /// sample costs more, and the overhead limit buys fewer.
 fn epochs() -> u64 {
-    common::short_or_full(16, 8)
+    common::short_or_full(24, 8)
 }
 
 fn follows(form: &Form) {
