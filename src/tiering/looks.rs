@@ -8,11 +8,11 @@
 //! **Approach.** Group testing in two stages. Each scan looks at pages of its own,
 //! and again at those whose earlier looks in this epoch contradicted what their
 //! region is held to be; for each of these it leaves out a new one. So the same
-//! number of looks sees up to `num_scans` times as many pages, and what is
-//! surprising is confirmed before it is believed.
+//! number of looks sees up to `num_scans` times as many pages, and what surprises
+//! is looked at again, as far as scans are left.
 //!
 //! **Properties** (proptest below): a scan never looks at more than its share, nor
-//! at anything twice.
+//! at anything twice in itself.
 
 use super::observation::{AccessSet, Sample};
 use super::settings::LookRule;
