@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use accuracy::damon::{self, Attributes, Damon};
 use accuracy::score::{Belief, Score, Truth, score};
-use common::{INTERVAL, Site, Workload, body, hmkeeper, in_guest, percent, short_or_full, target};
+use common::{
+    INTERVAL, Site, Workload, body, hmkeeper, in_guest, percent, seconds, short_or_full, target,
+};
 use hmkeeper::record::{Replay, file::Reader};
-use hmkeeper::sys::process::cpu_time;
-use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::region::RegionMap;
 
 /// Epochs at the end over which the steady state is taken.
@@ -150,12 +150,6 @@ struct Outcome {
     /// How much slower the target was.
     slower: f64,
     regions: usize,
-}
-
-fn seconds(pid: u32) -> f64 {
-    let time = cpu_time(&Root::host(), pid);
-    time.unwrap_or_else(|e| panic!("CPU time of {pid}: {e}"))
-        .as_secs_f64()
 }
 
 /// What is true from a moment on.

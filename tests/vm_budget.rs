@@ -13,10 +13,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use common::{
-    Daemon, Site, Workload, body, hmkeeper, in_guest, long, percent, short_or_full, target,
+    Daemon, Site, Workload, body, hmkeeper, in_guest, long, percent, seconds, short_or_full, target,
 };
-use hmkeeper::sys::process::cpu_time;
-use hmkeeper::sys::root::Root;
 
 /// Until what the first epochs cost is paid back; with the longest stretch an
 /// epoch takes 16 s.
@@ -31,12 +29,6 @@ struct Case {
     workload: &'static [&'static str],
     /// Mappings that it should have at least.
     mappings: usize,
-}
-
-fn seconds(pid: u32) -> f64 {
-    let time = cpu_time(&Root::host(), pid);
-    time.unwrap_or_else(|e| panic!("CPU time of {pid}: {e}"))
-        .as_secs_f64()
 }
 
 fn start(site: &Site) -> Daemon {

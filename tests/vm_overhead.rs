@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
 
-use common::{Daemon, Site, Workload, body, in_guest, long, percent, short_or_full, target};
-use hmkeeper::sys::process::cpu_time;
-use hmkeeper::sys::root::Root;
+use common::{
+    Daemon, Site, Workload, body, in_guest, long, percent, seconds, short_or_full, target,
+};
 use nix::sys::signal::Signal;
 
 /// How well the two must agree.
@@ -87,12 +87,6 @@ impl Drop for Onlooker {
         let _ = fs::write(self.dir.join("events/sched/sched_switch/enable"), "0");
         let _ = fs::remove_dir(&self.dir);
     }
-}
-
-fn seconds(pid: u32) -> f64 {
-    let time = cpu_time(&Root::host(), pid);
-    time.unwrap_or_else(|e| panic!("CPU time of {pid}: {e}"))
-        .as_secs_f64()
 }
 
 /// What the daemon and `/proc` say of its CPU time now, right after an epoch:

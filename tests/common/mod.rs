@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 use hmkeeper::control::{Request, client};
 use hmkeeper::demo::workload::lines::ByNode;
 use hmkeeper::sys::move_pages;
-use hmkeeper::sys::process::{end_with_parent, signal};
+use hmkeeper::sys::process::{cpu_time, end_with_parent, signal};
+use hmkeeper::sys::root::Root;
 use hmkeeper::units::{NodeId, PageRange, Pid, VirtAddr};
 pub use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -314,6 +315,13 @@ impl Drop for Daemon {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// CPU time of a process so far, by the kernel, in seconds.
+pub fn seconds(pid: u32) -> f64 {
+    let time = cpu_time(&Root::host(), pid);
+    time.unwrap_or_else(|e| panic!("CPU time of {pid}: {e}"))
+        .as_secs_f64()
 }
 
 /// Epochs so far.
