@@ -26,7 +26,7 @@ ARGS    ?=
 
 export CARGO
 
-.PHONY: all build demo test test-long check test-host test-vm setup install uninstall clean help
+.PHONY: all build demo test test-long accuracy check test-host test-vm setup install uninstall clean help
 
 all: build
 
@@ -62,6 +62,11 @@ test-long:
 	@$(MAKE) --no-print-directory check
 	@HMKEEPER_LONG=1 $(MAKE) --no-print-directory test-host
 	@$(MAKE) --no-print-directory test-vm VM_ARGS=--long
+
+## accuracy: the table of docs/profiling.md: every scenario, every system (two hours)
+accuracy:
+	@scripts/setup test vm
+	HMKEEPER_ACCURACY=/ tests/vm/run-tests --long vm_accuracy
 
 ## check: format, lints and documentation, warnings denied
 check:

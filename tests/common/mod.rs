@@ -101,6 +101,7 @@ pub fn wait_for<T>(
 pub struct Site {
     dir: tempfile::TempDir,
     port: u16,
+    interval: Duration,
 }
 
 impl Site {
@@ -111,7 +112,16 @@ impl Site {
             .port();
         let dir = tempfile::tempdir().expect("a directory");
         fs::create_dir(dir.path().join("state")).expect("a directory");
-        Self { dir, port }
+        Self {
+            dir,
+            port,
+            interval: INTERVAL,
+        }
+    }
+
+    /// Its daemon's epochs are so long.
+    pub fn every(self, interval: Duration) -> Self {
+        Self { interval, ..self }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -139,6 +149,11 @@ impl Site {
         fs::write(self.config(), text).expect("writing the configuration");
     }
 
+    /// The same for one target, with `more` lines in `[profiling]`.
+    pub fn write_config_of(&self, pid: u32, more: &str) {
+        self.write_config(&body_every(self.interval, pid, more));
+    }
+
     /// `hmkeeper run` with what was written.
     pub fn start(&self) -> Daemon {
         let mut command = hmkeeper();
@@ -164,15 +179,20 @@ impl Site {
             socket: self.path(SOCKET),
             port: self.port,
             log,
+            interval: self.interval,
         }
     }
 }
 
 /// The configuration's body for one target.
 pub fn body(pid: u32, more: &str) -> String {
+    body_every(INTERVAL, pid, more)
+}
+
+fn body_every(interval: Duration, pid: u32, more: &str) -> String {
     format!(
         "[profiling]\ninterval = \"{}s\"\n{more}\n[[targets]]\nname = \"w\"\npid = {pid}\n",
-        INTERVAL.as_secs()
+        interval.as_secs()
     )
 }
 
@@ -182,6 +202,7 @@ pub struct Daemon {
     socket: PathBuf,
     port: u16,
     log: PathBuf,
+    interval: Duration,
 }
 
 impl Daemon {
@@ -237,10 +258,10 @@ impl Daemon {
     /// samples.
     pub fn epochs(&self, more: u64) -> Value {
         let from = epoch(&self.status());
-        std::thread::sleep(INTERVAL * u32::try_from(more).unwrap_or(100) * 4 / 5);
+        std::thread::sleep(self.interval * u32::try_from(more).unwrap_or(100) * 4 / 5);
         wait_for(
             &format!("{more} epochs after epoch {from}"),
-            PATIENCE + INTERVAL * 3 * u32::try_from(more).unwrap_or(100),
+            PATIENCE + self.interval * 3 * u32::try_from(more).unwrap_or(100),
             || {
                 let status = self.try_status()?;
                 if epoch(&status) >= from + more {
