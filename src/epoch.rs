@@ -20,13 +20,10 @@ use crate::tiering::observation::{AccessSet, EpochCost, Observation, RangeReside
 use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts, Plan};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, PauseReason};
-use crate::tiering::settings::{EngineSettings, LookRule};
+use crate::tiering::settings::{EngineSettings, LookRule, WindowRule};
 use crate::tiering::tier::TierTable;
+use crate::tiering::windows;
 use crate::units::{Bandwidth, Bytes, Nanos};
-
-/// The shortest window between two scans, whatever moving took: shorter ones
-/// say little, and would bunch the scans.
-const SHORTEST_WINDOW: Nanos = Nanos::from_millis(20);
 
 /// The longest that the loop moves without looking up, whatever the interval:
 /// an end that was asked for should not have to wait longer.
@@ -63,7 +60,8 @@ struct Running {
     looks: Looks,
     /// When the window under way ends.
     due: Nanos,
-    window: Nanos,
+    /// How long each is, the first one first.
+    windows: Vec<Nanos>,
     /// Whether it is longer than configured, since the limit pays for no more.
     stretched: bool,
 }
@@ -242,31 +240,32 @@ impl EpochLoop {
         let start = self.last_due.unwrap_or(now);
         let interval = (self.plan.as_ref()).map_or(profiling.interval, |plan| plan.interval);
         let end = if hurry { now } else { start + interval };
-        let scans = u64::from(profiling.scans.max(1));
-        let window = Nanos(end.saturating_sub(now).0 / scans);
-        let window = if hurry {
-            window
-        } else {
-            window.max(SHORTEST_WINDOW)
-        };
-        self.last_due = Some(now + Nanos(window.0 * scans));
+        let scans = profiling.scans.max(1);
+        let whole = end.saturating_sub(now);
+        let rule = engine_settings(&self.settings, &self.ports)
+            .profiling
+            .window_rule();
+        let windows: Vec<Nanos> = (0..scans)
+            .map(|scan| windows::length(rule, whole, scans, scan))
+            .map(|window| if hurry { Nanos::ZERO } else { window })
+            .collect();
+        self.last_due = Some(now + windows.iter().copied().sum());
         let stretched = interval > profiling.interval;
         let (each, rule, turn) = self.plan.as_ref().map_or_else(Default::default, |plan| {
             (plan.looks, plan.rule, plan.report.epoch)
         });
         let mut looks = Looks::new(samples, expected, (profiling.scans, each), rule, turn);
-        self.arm(&mut looks, window)?;
+        self.arm(&mut looks, windows[0])?;
         Ok(Running {
             looks,
-            due: now + window,
-            window,
+            due: now + windows[0],
+            windows,
             stretched,
         })
     }
 
     /// Waits out the windows.
     fn scan(&mut self, mut running: Running) -> Result<Scanned, PortError> {
-        let scans = self.settings.engine.profiling.scans.max(1);
         loop {
             if self.hurry && (running.looks.is_empty() || running.stretched) {
                 self.last_due = Some(self.ports.clock.now());
@@ -278,15 +277,15 @@ impl EpochLoop {
                 return Ok(Scanned::Interrupted(Box::new(running)));
             }
             self.collect(&mut running.looks)?;
-            if running.looks.scans() >= scans {
+            let Some(&window) = running.windows.get(usize::from(running.looks.scans())) else {
                 let cpu = self.ports.clock.thread_cpu_time();
                 self.ports.sampler.rest();
                 self.scanned(cpu, 0);
                 return Ok(Scanned::Done(running.looks.into_seen()));
-            }
+            };
             // What the last scan took is off this one's window, up to a half.
             let now = self.ports.clock.now();
-            let next = (running.due + running.window).max(now + Nanos(running.window.0 / 2));
+            let next = (running.due + window).max(now + Nanos(window.0 / 2));
             self.arm(&mut running.looks, next.saturating_sub(now))?;
             running.due = next;
         }
@@ -447,6 +446,7 @@ fn engine_settings(settings: &LoopSettings, ports: &Ports) -> EngineSettings {
     };
     if ports.sampler.repeats() {
         engine.profiling.looks = LookRule::Repeated;
+        engine.profiling.windows = WindowRule::Equal;
     }
     engine
 }

@@ -10,7 +10,7 @@ mod scenario;
 use std::collections::BTreeMap;
 
 use hmkeeper::tiering::rng::Rng;
-use hmkeeper::tiering::settings::{LookRule, Placement, ProfilingSettings, SplitRule};
+use hmkeeper::tiering::settings::{LookRule, Placement, ProfilingSettings, SplitRule, WindowRule};
 use hmkeeper::units::{Bytes, PAGE_BYTES};
 use profiler::{Belief, Bits, Damon, Fixed, Ours, Profiler};
 use scenario::{PAGES, SCANS, Scenario};
@@ -111,7 +111,12 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
         looks: LookRule::Fresh,
         ..default
     };
+    let equal = ProfilingSettings {
+        windows: WindowRule::Equal,
+        ..default
+    };
     let halves = ProfilingSettings {
+        windows: WindowRule::Equal,
         split: SplitRule::Halves,
         minimum_region: Bytes(PAGE_BYTES),
         ..default
@@ -121,6 +126,7 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
     };
     vec![
         ours("hmkeeper", default),
+        ours("equal-windows", equal),
         ours("fresh-looks", fresh),
         ours("halves", halves),
         // HM-Keeper's ablations (§1.6), of its own rules.
@@ -128,7 +134,7 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
             "fixed-regions",
             ProfilingSettings {
                 split: SplitRule::Fixed,
-                ..default
+                ..equal
             },
         ),
         ours(

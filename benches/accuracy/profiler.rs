@@ -10,8 +10,9 @@ use hmkeeper::tiering::observation::{
 use hmkeeper::tiering::plan::{MoveOutcome, Sweep};
 use hmkeeper::tiering::region::RegionMap;
 use hmkeeper::tiering::rng::Rng;
-use hmkeeper::tiering::settings::{EngineSettings, LookRule, ProfilingSettings};
+use hmkeeper::tiering::settings::{EngineSettings, LookRule, ProfilingSettings, WindowRule};
 use hmkeeper::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable};
+use hmkeeper::tiering::windows;
 use hmkeeper::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
 use super::scenario::{INTERVAL, PAGES, SCANS, Scenario};
@@ -63,6 +64,7 @@ pub(crate) struct Ours {
     budget: u64,
     epoch: u64,
     rule: LookRule,
+    windows: WindowRule,
     samples: Vec<Sample>,
     expected: Vec<bool>,
     sweeps: Vec<Sweep>,
@@ -91,6 +93,7 @@ impl Ours {
             budget: samples,
             epoch: 0,
             rule: profiling.looks,
+            windows: profiling.window_rule(),
             samples: Vec::new(),
             expected: Vec::new(),
             sweeps: Vec::new(),
@@ -178,12 +181,13 @@ impl Profiler for Ours {
         let each = (SCANS, self.budget);
         let mut looks = Looks::new(samples, expected, each, self.rule, self.epoch);
         let mut scanned = 0;
-        for _ in 0..SCANS {
+        for scan in 0..SCANS {
+            let window = INTERVAL * windows::share(self.windows, SCANS, scan);
             looks.begin();
             let part = looks.part();
             for i in 0..part.samples().len() {
                 let page = part.samples()[i].addr.page_index();
-                let accessed = bits.accessed(page, INTERVAL / f64::from(SCANS));
+                let accessed = bits.accessed(page, window);
                 part.record(i, if accessed { Seen::Accessed } else { Seen::Idle });
                 part.place(i, self.order, Some(NodeId(0)));
             }

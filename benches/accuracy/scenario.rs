@@ -11,6 +11,8 @@ pub(crate) const SCANS: u8 = 3;
 /// in DAMON's of 5 ms, and in one of thirty of ours.
 const HOT: f64 = 2000.0;
 const COLD: f64 = 0.01;
+/// Accesses per second to what is cold but for strays: one in twenty seconds.
+const STRAY: f64 = 0.05;
 /// Share of the pages that is hot.
 const SHARE: u64 = 10;
 
@@ -55,6 +57,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         still("contiguous", Box::new(|page, _| heat(page < PAGES / SHARE))),
         still("chunks-64", chunks(64, 1, |_| 0)),
         still("chunks-1000", chunks(1000, 1, |_| 0)),
+        still("stray", stray(chunks(64, 1, |_| 0))),
         Scenario {
             jump: Some(16),
             epochs: 32,
@@ -101,6 +104,11 @@ fn zipf() -> Rate {
         let block = usize::try_from(page / BLOCK).unwrap_or(0);
         20.0 / ranks[block.min(ranks.len() - 1)] as f64
     })
+}
+
+/// The same, but what is cold is touched now and then: by a garbage collector, say.
+fn stray(rate: Rate) -> Rate {
+    Box::new(move |page, epoch| rate(page, epoch).max(STRAY))
 }
 
 fn heat(hot: bool) -> f64 {

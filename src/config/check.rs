@@ -18,7 +18,7 @@ use super::{Config, DaemonConfig, LogLevel, MigrationConfig};
 use crate::ports::{MappingFilter, SamplerKind, Selector, TargetSpec};
 use crate::tiering::observation::TargetKind;
 use crate::tiering::settings::{
-    HmKeeperSettings, LookRule, Placement, PolicySettings, ProfilingSettings, SplitRule,
+    HmKeeperSettings, LookRule, Placement, PolicySettings, ProfilingSettings, SplitRule, WindowRule,
 };
 use crate::tiering::tier::Tier;
 use crate::units::{Bandwidth, Bytes, Nanos, NodeId, PAGE_BYTES, Pid};
@@ -157,6 +157,13 @@ fn profiling(
         looks: check
             .one_of(raw.looks.as_ref(), "profiling.looks", &LookRule::CHOICES)
             .unwrap_or(default.looks),
+        windows: check
+            .one_of(
+                raw.windows.as_ref(),
+                "profiling.windows",
+                &WindowRule::CHOICES,
+            )
+            .unwrap_or(default.windows),
         overhead_control: check
             .boolean(raw.overhead_control.as_ref(), "profiling.overhead_control")
             .unwrap_or(default.overhead_control),

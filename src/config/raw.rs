@@ -66,6 +66,7 @@ pub struct RawProfiling {
     pub split: Option<Entry>,
     pub samples: Option<Entry>,
     pub looks: Option<Entry>,
+    pub windows: Option<Entry>,
     pub overhead_control: Option<Entry>,
 }
 

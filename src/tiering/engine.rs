@@ -25,6 +25,7 @@ use super::rng::Rng;
 use super::sampling;
 use super::settings::{EngineSettings, LookRule, Placement, SplitRule};
 use super::tier::{TierTable, TierView};
+use super::windows::Rates;
 use crate::units::{Bytes, Nanos, NodeId};
 
 mod reporting;
@@ -86,9 +87,12 @@ pub struct Engine {
     epoch: u64,
     at: Option<Nanos>,
     governor: Governor,
+    rates: Rates,
     /// Pages of all targets that could be looked at in the last epoch.
     afforded: u64,
     targets: BTreeMap<TargetId, Tracked>,
+    /// Samples with their tallies: kept for its memory.
+    pairs: Vec<(Sample, Tally)>,
 }
 
 impl Engine {
@@ -96,6 +100,7 @@ impl Engine {
     pub fn new(settings: EngineSettings, tiers: TierTable, seed: u64) -> Self {
         Self {
             policy: policy::build(&settings.policy),
+            rates: rates(&settings),
             settings,
             tiers,
             rng: Rng::new(seed),
@@ -104,6 +109,7 @@ impl Engine {
             governor: Governor::default(),
             afforded: SAMPLES_AT_FIRST,
             targets: BTreeMap::new(),
+            pairs: Vec::new(),
         }
     }
 
@@ -112,6 +118,7 @@ impl Engine {
         if settings.policy != self.settings.policy {
             self.policy = policy::build(&settings.policy);
         }
+        self.rates = rates(&settings);
         self.settings = settings;
         self.tiers = tiers;
     }
@@ -142,13 +149,16 @@ impl Engine {
             .map_or(seen.cost.elapsed, |at| seen.at.saturating_sub(at));
         self.at = Some(seen.at);
 
-        let pairs: Vec<(Sample, Tally)> = seen.accesses.iter().collect();
+        let mut pairs = std::mem::take(&mut self.pairs);
+        pairs.clear();
+        pairs.extend(seen.accesses.iter());
         let initial = self.initial_region(&seen.targets);
         let mut told: Vec<Told> = seen
             .targets
             .iter()
             .map(|target| self.follow(target, &pairs, elapsed, initial))
             .collect();
+        self.pairs = pairs;
         let allotted = self.allot(seen, &told);
         self.afforded = allotted.samples * u64::from(self.pages_per_sample());
         self.deal(seen, &mut told);
@@ -254,6 +264,7 @@ impl Engine {
         tracked.settle(&target.cpu_share);
         tracked.map.sync(&target.eligible, initial);
         let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
+        tracked.recount();
 
         let told = Told {
             cpu,
@@ -313,16 +324,15 @@ impl Engine {
     /// What watching may do until the next step.
     fn allot(&mut self, seen: &Observation, told: &[Told]) -> Allotment {
         let profiling = &self.settings.profiling;
-        let regions = || self.targets.values().flat_map(|t| t.map.regions());
-        let uncounted = self.targets.values().map(Tracked::uncounted);
+        let maps = || self.targets.values().map(|t| &t.map);
         let terms = Terms {
             load: load(told),
             limit: profiling.overhead_limit,
             interval: profiling.interval,
             scans: profiling.scans,
-            regions: regions().count() as u64,
-            pages: regions().map(|r| r.range().pages()).sum(),
-            uncounted: uncounted.sum(),
+            regions: maps().map(|map| map.regions().len() as u64).sum(),
+            pages: maps().map(RegionMap::page_count).sum(),
+            uncounted: self.targets.values().map(|t| t.uncounted).sum(),
         };
         let set_again = told.iter().map(|t| t.set_again).sum();
         self.governor.learn(&seen.cost, set_again, terms);
@@ -511,6 +521,11 @@ impl Engine {
     fn report(&self, seen: &Observation, ratios: &Ratios<'_>) -> EpochReport {
         reporting::report(self, seen, ratios)
     }
+}
+
+/// What counts of scans stand for.
+fn rates(settings: &EngineSettings) -> Rates {
+    Rates::new(settings.profiling.window_rule(), settings.profiling.scans)
 }
 
 /// CPUs that all of them use, or count as using.

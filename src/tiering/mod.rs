@@ -14,3 +14,4 @@ pub mod rng;
 pub mod sampling;
 pub mod settings;
 pub mod tier;
+pub mod windows;

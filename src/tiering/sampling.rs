@@ -198,16 +198,16 @@ fn spread(regions: &mut [Region], mut free: u64) {
         }
         // Error diffusion: what one region's share lacks to a whole sample
         // the next one gets.
-        let (pool, mut due, mut given) = (free, 0_u128, 0_u64);
+        let (pool, mut due) = (free, 0_u64);
         for region in regions.iter_mut() {
             let room = most(region).saturating_sub(u64::from(region.quota));
             if room == 0 {
                 continue;
             }
-            due += u128::from(pool) * u128::from(region.range().pages());
-            let whole = u64::try_from(due / u128::from(open)).unwrap_or(u64::MAX);
-            let more = whole.saturating_sub(given).min(room).min(free);
-            given = whole;
+            // Samples times pages are far from 2^64.
+            due = due.saturating_add(pool.saturating_mul(region.range().pages()));
+            let more = (due / open).min(room).min(free);
+            due %= open;
             region.quota = saturate(u64::from(region.quota) + more);
             free -= more;
         }

@@ -62,6 +62,24 @@ impl LookRule {
         [("repeated", Self::Repeated), ("fresh", Self::Fresh)];
 }
 
+/// How long the scans of an epoch wait for accesses ([`windows`](super::windows)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WindowRule {
+    /// Each shorter than the one before, so that the count tells rates apart which
+    /// all show in long windows. Where each scan looks at pages of its own, they are
+    /// equal all the same.
+    #[default]
+    Tapered,
+    /// Each until the next (HM-Keeper §1.2).
+    Equal,
+}
+
+impl WindowRule {
+    /// The names in the configuration.
+    pub const CHOICES: [(&'static str, Self); 2] =
+        [("tapered", Self::Tapered), ("equal", Self::Equal)];
+}
+
 /// How memory is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProfilingSettings {
@@ -89,11 +107,23 @@ pub struct ProfilingSettings {
     pub placement: Placement,
     /// What each scan looks at.
     pub looks: LookRule,
+    /// How long each scan waits.
+    pub windows: WindowRule,
     /// Whether samples, and with them regions, are held to the overhead limit;
     /// if not, each region has its sample, nothing merges and, by halves, every
     /// contradiction splits (the ablation of HM-Keeper §1.6: τ1 = τ2 = 0, no
     /// `num_ps`).
     pub overhead_control: bool,
+}
+
+impl ProfilingSettings {
+    /// The rule that holds: [`LookRule::Fresh`] wants equal windows.
+    pub fn window_rule(&self) -> WindowRule {
+        match self.looks {
+            LookRule::Fresh => WindowRule::Equal,
+            LookRule::Repeated => self.windows,
+        }
+    }
 }
 
 impl Default for ProfilingSettings {
@@ -109,6 +139,7 @@ impl Default for ProfilingSettings {
             split: SplitRule::default(),
             placement: Placement::default(),
             looks: LookRule::default(),
+            windows: WindowRule::default(),
             overhead_control: true,
         }
     }

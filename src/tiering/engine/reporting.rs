@@ -7,6 +7,7 @@ use crate::tiering::plan::{Move, PageCounts};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, Flow, Overhead, PauseReason, TargetReport};
 use crate::tiering::tier::{TierTable, TierView};
+use crate::tiering::windows::Rates;
 use crate::units::{Bytes, Nanos, TierId};
 
 /// What a step found out, one entry per target of the observation.
@@ -21,11 +22,13 @@ pub(super) struct Ratios<'a> {
 pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -> EpochReport {
     let all: u64 = ratios.told.iter().map(|t| t.samples).sum();
     let moved: u64 = seen.outcome.results.iter().map(|r| r.pages.moved).sum();
+    let scans = engine.settings.profiling.scans;
     let targets = (0..seen.targets.len())
         .map(|i| {
             let target = &seen.targets[i];
             let told = &ratios.told[i];
             let map = &engine.targets[&target.id].map;
+            let survey = survey(&engine.tiers, map, &engine.rates, scans);
             let flows = flows(&engine.tiers, target, seen, ratios.moves);
             let pages = pages(target, seen);
             let share = |part: u64, whole: u64, alone: f64| {
@@ -54,9 +57,9 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 ranking: ranking(&engine.tiers, &ratios.views[i]),
                 eligible: target.eligible.iter().map(|r| r.bytes()).sum(),
                 excluded: target.excluded.clone(),
-                resident: resident(&engine.tiers, map),
-                access_ratio: access_ratio(&engine.tiers, map),
-                hot: hot(map, engine.settings.profiling.scans),
+                resident: survey.resident,
+                access_ratio: survey.access_ratio,
+                hot: survey.hot,
                 regions: map.regions().len() as u64,
                 samples: told.samples,
                 samples_accessed: told.accessed,
@@ -108,44 +111,43 @@ fn ranking(tiers: &TierTable, view: &TierView) -> Vec<Vec<TierId>> {
         .collect()
 }
 
-fn resident(tiers: &TierTable, map: &RegionMap) -> Vec<Bytes> {
-    let mut bytes = vec![Bytes::ZERO; tiers.tiers().len()];
-    for region in map.regions() {
-        for (node, pages) in region.pages().iter() {
-            if let Some(tier) = tiers.tier_of(node) {
-                bytes[tier.index()] += Bytes::from_pages(pages);
-            }
-        }
-    }
-    bytes
+/// What the regions of a target come to, per tier.
+struct Survey {
+    resident: Vec<Bytes>,
+    access_ratio: Vec<f64>,
+    hot: Bytes,
 }
 
-/// Pages weighted with the scans that saw their region accessed. Saturates:
-/// a page touched once per scan weighs as much as one touched all the time.
-fn access_ratio(tiers: &TierTable, map: &RegionMap) -> Vec<f64> {
-    let mut weights = vec![0.0; tiers.tiers().len()];
+/// Adds them up in one pass. Accesses are pages weighted with the rate that the scans
+/// which saw their region accessed stand for: what every scan sees counts as touched
+/// as often as the shortest one can tell.
+fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, scans: u8) -> Survey {
+    let mut pages_on = vec![0; tiers.tiers().len()];
+    let mut access_ratio = vec![0.0; tiers.tiers().len()];
+    let mut hot = Bytes::ZERO;
     for region in map.regions() {
+        let rate = rates.of(f64::from(region.latest()));
         for (node, pages) in region.pages().iter() {
             if let Some(tier) = tiers.tier_of(node) {
-                weights[tier.index()] += pages as f64 * f64::from(region.latest());
+                pages_on[tier.index()] += pages;
+                access_ratio[tier.index()] += pages as f64 * rate;
             }
         }
+        if region.heat() >= f32::from(scans) / 2.0 {
+            hot += region.resident();
+        }
     }
-    let total: f64 = weights.iter().sum();
+    let total: f64 = access_ratio.iter().sum();
     if total > 0.0 {
-        for weight in &mut weights {
-            *weight /= total;
+        for ratio in &mut access_ratio {
+            *ratio /= total;
         }
     }
-    weights
-}
-
-fn hot(map: &RegionMap, scans: u8) -> Bytes {
-    map.regions()
-        .iter()
-        .filter(|r| r.heat() >= f32::from(scans) / 2.0)
-        .map(crate::tiering::region::Region::resident)
-        .sum()
+    Survey {
+        resident: pages_on.into_iter().map(Bytes::from_pages).collect(),
+        access_ratio,
+        hot,
+    }
 }
 
 fn pages(target: &TargetMap, seen: &Observation) -> PageCounts {

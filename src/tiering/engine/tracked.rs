@@ -26,6 +26,9 @@ pub(super) struct Tracked {
     /// Share of its CPU time per node: smoothed, and as its view was made of.
     cpu_share: BTreeMap<NodeId, f64>,
     pub(super) view_share: Vec<(NodeId, f64)>,
+    /// Pages of regions of which nothing is known yet: those that came of a split
+    /// know what their parent knew.
+    pub(super) uncounted: u64,
     /// Where the round of recounting residency goes on.
     recount: VirtAddr,
 }
@@ -39,6 +42,7 @@ impl Default for Tracked {
             silent: 0,
             cpu_share: BTreeMap::new(),
             view_share: Vec::new(),
+            uncounted: 0,
             recount: VirtAddr(0),
         }
     }
@@ -86,18 +90,16 @@ impl Tracked {
         }
     }
 
-    /// Pages of regions of which nothing is known yet: those that came of a split
-    /// know what their parent knew.
-    pub(super) fn uncounted(&self) -> u64 {
+    /// Brings what follows from the regions up to date.
+    pub(super) fn recount(&mut self) {
         let unknown = |r: &&Region| r.counted() == 0 && r.pages().total() == 0;
         let regions = self.map.regions().iter().filter(unknown);
-        regions.map(|r| r.range().pages()).sum()
+        self.uncounted = regions.map(|r| r.range().pages()).sum();
     }
 
     /// Its part in what may be counted: above all what never was.
     pub(super) fn sweep_weight(&self) -> u64 {
-        let pages: u64 = self.map.regions().iter().map(|r| r.range().pages()).sum();
-        self.uncounted().saturating_add(pages / 16)
+        self.uncounted.saturating_add(self.map.page_count() / 16)
     }
 
     /// Chooses what to count: first what was never counted and is hot, then

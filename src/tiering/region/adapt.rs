@@ -1,5 +1,6 @@
 //! Splits and merges regions by an epoch's counts.
 
+use super::rebuild::Rebuild;
 use super::{Known, Pages, Region, RegionMap, edges};
 use crate::tiering::observation::{Sample, Tally};
 use crate::tiering::settings::SplitRule;
@@ -54,16 +55,16 @@ impl RegionMap {
         thresholds: Thresholds,
     ) -> Adapted {
         let mut done = Adapted::default();
-        let mut new: Vec<Region> = Vec::with_capacity(self.regions.len());
-        // Whether the last of `new` may still take in its neighbour.
+        let mut rebuild = Rebuild::new(std::mem::take(&mut self.regions));
+        // Whether the last of the new ones may still take in its neighbour.
         let mut open = false;
         let mut rest = samples;
         let mut parts: Vec<Region> = Vec::new();
-        for mut region in std::mem::take(&mut self.regions) {
-            let skip = rest.partition_point(|(s, _)| s.addr < region.range.start());
-            rest = &rest[skip..];
-            let take = rest.partition_point(|(s, _)| s.addr < region.range.end());
-            let (mine, after) = rest.split_at(take);
+        while let Some(mut region) = rebuild.take() {
+            // One after the other: to find them by halves misses the cache each time.
+            let until = |end| rest.iter().take_while(move |(s, _)| s.addr < end).count();
+            let skip = until(region.range.start());
+            let (mine, after) = rest[skip..].split_at(until(region.range.end()) - skip);
             rest = after;
 
             region.watched |= !mine.is_empty();
@@ -72,7 +73,7 @@ impl RegionMap {
                 SplitRule::Edges => edges::cut(region, mine, scans, thresholds, &mut parts),
                 SplitRule::Fixed => {
                     fold(&mut region, mine, scans, thresholds);
-                    new.push(region);
+                    rebuild.put(region);
                     continue;
                 }
                 SplitRule::Halves => halve(region, mine, scans, thresholds, &mut parts),
@@ -83,20 +84,20 @@ impl RegionMap {
             for part in parts.drain(..) {
                 // What contradicts itself is alike with nothing.
                 let settled = grows && part.contrast <= thresholds.split;
-                match new.last_mut() {
+                match rebuild.last_mut() {
                     Some(last) if open && settled && alike(last, &part, thresholds.merge) => {
                         last.absorb(&part);
                         done.merges += 1;
                         open = false;
                     }
                     _ => {
-                        new.push(part);
+                        rebuild.put(part);
                         open = settled;
                     }
                 }
             }
         }
-        self.regions = new;
+        self.regions = rebuild.finish();
         done
     }
 }

@@ -31,6 +31,7 @@
 mod adapt;
 mod edges;
 mod pages;
+mod rebuild;
 
 pub use adapt::{Adapted, Thresholds};
 pub use pages::Pages;
@@ -341,12 +342,19 @@ impl Region {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RegionMap {
     regions: Vec<Region>,
+    /// What they cover.
+    covered: Vec<PageRange>,
 }
 
 impl RegionMap {
     /// In order of address.
     pub fn regions(&self) -> &[Region] {
         &self.regions
+    }
+
+    /// Pages that they cover.
+    pub fn page_count(&self) -> u64 {
+        self.covered.iter().map(|range| range.pages()).sum()
     }
 
     /// For drawing samples and dealing out quotas.
@@ -369,9 +377,14 @@ impl RegionMap {
     /// still mapped keeps what is known of it; what is new becomes regions of
     /// `initial` bytes, a power of two, aligned to it.
     pub fn sync(&mut self, eligible: &[PageRange], initial: Bytes) {
+        if coalesce(eligible).eq(self.covered.iter().copied()) {
+            return;
+        }
+        self.covered.clear();
+        self.covered.extend(coalesce(eligible));
         let mut old = std::mem::take(&mut self.regions).into_iter().peekable();
         let mut new = Vec::with_capacity(old.len());
-        for piece in coalesce(eligible) {
+        for &piece in &self.covered {
             let mut at = piece.start();
             // Regions that end before the piece are gone.
             while old.next_if(|r| r.range.end() <= at).is_some() {}

@@ -1,0 +1,164 @@
+//! How long each scan of an epoch waits for accesses, and what rate of accesses a
+//! count of scans stands for.
+//!
+//! **Unit.** Windows are shares of an epoch. Rates are accesses of a page per epoch.
+//!
+//! **Problem.** An accessed bit tells at least one access from none. HM-Keeper
+//! spreads its scans evenly and lets each wait until the next (§1.2): with 10 s and
+//! three scans, whatever is touched every other second or more often counts alike,
+//! and stray accesses, one in twenty seconds, show in every sixth look.
+//!
+//! **Approach.** The windows fill the epoch, but each is shorter than the one before,
+//! the last one a [`SPAN`]th of the first. A page that is touched all the time is
+//! seen in all of them, one that is touched now and then in the long ones only: the
+//! count grows with the logarithm of the rate. Looks cost the same. [`Rates`] turns a
+//! count back into the rate of a Poisson process that has it on average.
+//!
+//! **Limits.** Looks of different windows cannot be compared one by one: where each
+//! scan looks at pages of its own ([`looks`](super::looks)), windows are equal. A mean
+//! count over pages of different rates stands for less than their mean rate.
+//!
+//! **Properties** (proptest below): the windows fill the epoch and never grow; the
+//! rate grows with the count.
+
+use super::settings::WindowRule;
+use crate::units::Nanos;
+
+/// How many times shorter the last window is than the first. On the model, of 1, 4, 16
+/// and 64, the one with which hot is told from warm best.
+pub const SPAN: f64 = 16.0;
+/// The shortest window, whatever moving took: what is shorter says little, and would
+/// bunch the scans.
+pub const SHORTEST: Nanos = Nanos::from_millis(20);
+/// Counts are told apart in so many steps.
+const STEPS: usize = 256;
+/// A count this near to all scans may be any rate above.
+const FULL: f64 = 0.05;
+
+/// The share of the epoch that scan number `scan` of `scans` waits.
+pub fn share(rule: WindowRule, scans: u8, scan: u8) -> f64 {
+    let last = f64::from(scans.max(2) - 1);
+    let weight = |scan: u8| match rule {
+        WindowRule::Equal => 1.0,
+        WindowRule::Tapered => SPAN.powf(-f64::from(scan) / last),
+    };
+    weight(scan) / (0..scans.max(1)).map(weight).sum::<f64>()
+}
+
+/// How long scan number `scan` of `scans` waits in an epoch of such a length.
+pub fn length(rule: WindowRule, epoch: Nanos, scans: u8, scan: u8) -> Nanos {
+    Nanos::from_secs_f64(epoch.as_secs_f64() * share(rule, scans, scan)).max(SHORTEST)
+}
+
+/// The rates that counts of scans stand for.
+#[derive(Clone, Debug)]
+pub struct Rates {
+    scans: f64,
+    /// At equal steps of the count, from none to all.
+    rates: Vec<f64>,
+}
+
+impl Rates {
+    /// Of so many scans.
+    pub fn new(rule: WindowRule, scans: u8) -> Self {
+        let scans = scans.max(1);
+        let shares: Vec<f64> = (0..scans).map(|scan| share(rule, scans, scan)).collect();
+        let expected = |rate: f64| -> f64 {
+            let seen = |share: &f64| 1.0 - (-rate * share).exp();
+            shares.iter().map(seen).sum()
+        };
+        let all = f64::from(scans);
+        let rates = (0..=STEPS)
+            .map(|step| {
+                let count = (all * step as f64 / STEPS as f64).min(all - FULL);
+                if step == 0 {
+                    return 0.0;
+                }
+                // Of a function that grows: by halves.
+                let (mut low, mut high) = (0.0, 1.0);
+                while expected(high) < count {
+                    high *= 2.0;
+                }
+                for _ in 0..40 {
+                    let middle = f64::midpoint(low, high);
+                    if expected(middle) < count {
+                        low = middle;
+                    } else {
+                        high = middle;
+                    }
+                }
+                high
+            })
+            .collect();
+        Self { scans: all, rates }
+    }
+
+    /// Accesses per epoch of a page that is seen in `count` scans on average.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn of(&self, count: f64) -> f64 {
+        let at = (count / self.scans).clamp(0.0, 1.0) * STEPS as f64;
+        // At most STEPS, and the cast of NaN is 0.
+        let below = (at as usize).min(STEPS - 1);
+        let (low, high) = (self.rates[below], self.rates[below + 1]);
+        low + (high - low) * (at - below as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RULES: [WindowRule; 2] = [WindowRule::Equal, WindowRule::Tapered];
+
+    #[test]
+    fn a_rate_is_found_again_in_the_count_that_it_brings() {
+        for rule in RULES {
+            let rates = Rates::new(rule, 3);
+            for rate in [0.03, 0.3, 1.0, 3.0, 6.0, 10.0] {
+                let seen = |scan| 1.0 - f64::exp(-rate * share(rule, 3, scan));
+                let count: f64 = (0..3).map(seen).sum();
+                let found = rates.of(count);
+                assert!(
+                    (found / rate - 1.0).abs() < 0.05,
+                    "{rule:?}: {rate} {found}"
+                );
+            }
+            assert!(rates.of(0.0) <= 0.0);
+        }
+    }
+
+    #[test]
+    fn tapered_windows_tell_high_rates_apart() {
+        let top = |rule| Rates::new(rule, 3).of(3.0);
+        assert!(top(WindowRule::Equal) < 13.0);
+        assert!(top(WindowRule::Tapered) > 50.0);
+    }
+
+    proptest! {
+        #[test]
+        fn windows_fill_the_epoch_and_never_grow(millis in 1_000_u64..1_000_000, scans in 1_u8..20) {
+            let epoch = Nanos::from_millis(millis);
+            for rule in RULES {
+                let windows: Vec<Nanos> =
+                    (0..scans).map(|scan| length(rule, epoch, scans, scan)).collect();
+                let all: Nanos = windows.iter().copied().sum();
+                let over = SHORTEST.0 * u64::from(scans);
+                prop_assert!(all.0.abs_diff(epoch.0) <= over, "{all:?} of {epoch:?}");
+                prop_assert!(windows.windows(2).all(|w| w[1] <= w[0]));
+            }
+        }
+
+        #[test]
+        fn the_rate_grows_with_the_count(scans in 1_u8..20, low in 0.0_f64..1.0, high in 0.0_f64..1.0) {
+            let (low, high) = (low.min(high), low.max(high));
+            for rule in RULES {
+                let rates = Rates::new(rule, scans);
+                let of = |share| rates.of(share * f64::from(scans));
+                prop_assert!(of(low) <= of(high));
+                prop_assert!(of(high).is_finite() && of(low) >= 0.0);
+            }
+        }
+    }
+}
