@@ -74,6 +74,7 @@ fn observation(turn: u64, bytes: u64, samples: Vec<Sample>) -> Observation {
         }],
         accesses,
         residency: Vec::new(),
+        forgotten: Vec::new(),
         nodes: (0..4)
             .map(|node| NodeUsage {
                 node: NodeId(node),

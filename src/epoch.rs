@@ -16,7 +16,9 @@ use crate::ports::{
 };
 use crate::tiering::engine::Engine;
 use crate::tiering::looks::Looks;
-use crate::tiering::observation::{AccessSet, EpochCost, Observation, RangeResidency, TargetId};
+use crate::tiering::observation::{
+    AccessSet, EpochCost, Forgotten, Observation, RangeResidency, TargetId,
+};
 use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts, Plan};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, PauseReason};
@@ -95,6 +97,8 @@ pub struct EpochLoop {
     last_due: Option<Nanos>,
     clocks: Clocks,
     cost: EpochCost,
+    /// Targets that forgot what they wrote when the epoch under way began.
+    forgotten: Vec<Forgotten>,
     /// Somebody was attached: do not wait out an interval in which nothing is
     /// watched.
     hurry: bool,
@@ -120,6 +124,7 @@ impl EpochLoop {
             outcome: MoveOutcome::default(),
             last_due: None,
             cost: EpochCost::default(),
+            forgotten: Vec::new(),
             hurry: true,
             recorder: None,
         };
@@ -255,6 +260,7 @@ impl EpochLoop {
             (plan.looks, plan.rule, plan.report.epoch)
         });
         let mut looks = Looks::new(samples, expected, (profiling.scans, each), rule, turn);
+        self.forget();
         self.arm(&mut looks, windows[0])?;
         Ok(Running {
             looks,
@@ -262,6 +268,29 @@ impl EpochLoop {
             windows,
             stretched,
         })
+    }
+
+    /// Has the targets that the plan names forget what they wrote.
+    fn forget(&mut self) {
+        self.forgotten.clear();
+        let wanted = self.plan.as_mut().map(|p| std::mem::take(&mut p.forget));
+        for (target, pid) in wanted.unwrap_or_default() {
+            let Some(writes) = &mut self.ports.writes else {
+                return;
+            };
+            let cpu = self.ports.clock.thread_cpu_time();
+            let done = writes.forget(pid);
+            let took = self.ports.clock.thread_cpu_time().saturating_sub(cpu);
+            self.cost.forgetting += took;
+            match done {
+                Ok(true) => self.forgotten.push(Forgotten { target, took }),
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "no more is learnt of what targets write");
+                    self.ports.writes = None;
+                }
+            }
+        }
     }
 
     /// Waits out the windows.
@@ -349,6 +378,7 @@ impl EpochLoop {
             targets,
             accesses,
             residency,
+            forgotten: std::mem::take(&mut self.forgotten),
             nodes,
             cost: self.take_cost(),
             capacity: self.ports.sampler.capacity(),
@@ -448,5 +478,6 @@ fn engine_settings(settings: &LoopSettings, ports: &Ports) -> EngineSettings {
         engine.profiling.looks = LookRule::Repeated;
         engine.profiling.windows = WindowRule::Equal;
     }
+    engine.profiling.writes &= ports.writes.is_some();
     engine
 }

@@ -219,6 +219,13 @@ pub trait AccessSampler {
     }
 }
 
+/// Tells pages that were written from others. The sampler says of each sample whether
+/// it was written since.
+pub trait WriteWatch {
+    /// Forgets what a process has written so far; `false` when it has ended.
+    fn forget(&mut self, pid: Pid) -> Result<bool, PortError>;
+}
+
 /// Tells where pages are.
 pub trait Residency {
     /// Counts present pages per node. A vanished process has none.
@@ -291,6 +298,8 @@ pub struct Ports {
     pub targets: Box<dyn Targets>,
     /// What they touch.
     pub sampler: Box<dyn AccessSampler>,
+    /// What of it they write, if anybody wants to know.
+    pub writes: Option<Box<dyn WriteWatch>>,
     /// Where it lies.
     pub residency: Box<dyn Residency>,
     /// Moves it.

@@ -132,6 +132,7 @@ impl Ours {
             // All of it is on the one node, and free to count: what samples cost is
             // what is compared here.
             residency,
+            forgotten: Vec::new(),
             nodes: vec![NodeUsage {
                 node: NodeId(0),
                 total: Bytes(1 << 40),

@@ -164,6 +164,9 @@ fn profiling(
                 &WindowRule::CHOICES,
             )
             .unwrap_or(default.windows),
+        writes: check
+            .boolean(raw.writes.as_ref(), "profiling.writes")
+            .unwrap_or(default.writes),
         overhead_control: check
             .boolean(raw.overhead_control.as_ref(), "profiling.overhead_control")
             .unwrap_or(default.overhead_control),

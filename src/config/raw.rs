@@ -67,6 +67,7 @@ pub struct RawProfiling {
     pub samples: Option<Entry>,
     pub looks: Option<Entry>,
     pub windows: Option<Entry>,
+    pub writes: Option<Entry>,
     pub overhead_control: Option<Entry>,
 }
 

@@ -17,13 +17,16 @@ use super::heart::Heart;
 use super::process::{self, NoTarget};
 use crate::config::Config;
 use crate::epoch::EpochLoop;
-use crate::ports::{AccessSampler, Clock, Ports, Selector, TargetEvent, TargetSpec, Topology};
+use crate::ports::{
+    AccessSampler, Clock, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch,
+};
 use crate::record::file::Writer;
 use crate::sys::clock::{SysClock, Waker};
 use crate::sys::mover::SysMover;
 use crate::sys::residency::SysResidency;
 use crate::sys::root::Root;
 use crate::sys::sampler;
+use crate::sys::soft_dirty::SoftDirty;
 use crate::sys::targets::SysTargets;
 use crate::sys::topology::SysTopology;
 use crate::telemetry::{Snapshot, log};
@@ -163,6 +166,17 @@ pub(super) fn start(
     Ok((handle, has_ended))
 }
 
+/// What targets write is good to know, but nothing depends on it.
+fn open_writes(root: &Root) -> Option<Box<dyn WriteWatch>> {
+    match SoftDirty::open(root) {
+        Ok(watch) => Some(Box::new(watch)),
+        Err(error) => {
+            warn!("profiling.writes has no effect: {error}");
+            None
+        }
+    }
+}
+
 struct Worker {
     root: Root,
     looping: EpochLoop,
@@ -193,6 +207,9 @@ impl Worker {
         let ports = Ports {
             targets: Box::new(SysTargets::new(&root, &tiers)),
             sampler,
+            writes: (config.profiling.writes)
+                .then(|| open_writes(&root))
+                .flatten(),
             residency: Box::new(SysResidency::new(&root)),
             mover: Box::new(SysMover::new(&root).halted_by(Arc::clone(&halt))),
             clock: Box::new(clock),

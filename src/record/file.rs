@@ -430,6 +430,7 @@ mod tests {
             targets: Vec::new(),
             accesses,
             residency: Vec::new(),
+            forgotten: Vec::new(),
             nodes: Vec::new(),
             cost: crate::tiering::observation::EpochCost::default(),
             capacity: u64::MAX,

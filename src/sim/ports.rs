@@ -25,6 +25,7 @@ pub fn ports(machine: &Shared) -> Ports {
             machine: Rc::clone(machine),
             window: Nanos::ZERO,
         }),
+        writes: None,
         residency: Box::new(SimMemory(Rc::clone(machine))),
         mover: Box::new(SimMemory(Rc::clone(machine))),
         clock: Box::new(SimMemory(Rc::clone(machine))),

@@ -18,6 +18,7 @@ pub mod process;
 pub mod residency;
 pub mod root;
 pub mod sampler;
+pub mod soft_dirty;
 mod state;
 pub mod targets;
 mod text;

@@ -386,6 +386,9 @@ impl AccessSampler for IdleSampler {
                 self.slots[index].pfn = None;
             } else if let Some(pfn) = slot.pfn {
                 seen.place(index, slot.order, self.nodes.node(pfn));
+                if self.frames.entries()[index].soft_dirty() {
+                    seen.note_written(index);
+                }
             }
         }
         seen.end_scan();

@@ -14,7 +14,7 @@ use super::kpageflags::KpageFlags;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::Pfn;
 use super::root::Root;
-use super::{damon, page_idle};
+use super::{damon, page_idle, soft_dirty};
 use crate::ports::PortError;
 
 /// Whether something can be used.
@@ -308,23 +308,8 @@ fn memory_nodes(root: &Root) -> Finding {
 }
 
 fn soft_dirty(root: &Root) -> Finding {
-    let tried = (|| {
-        let own = OwnPages::new(1)?;
-        let bit = || -> io::Result<bool> {
-            Ok(own.entries(root)?.first().is_some_and(|e| e.soft_dirty()))
-        };
-        fs::write(root.proc(own_pid().to_string()).join("clear_refs"), "4")?;
-        let cleared = !bit()?;
-        own.touch(0);
-        let set = bit()?;
-        Ok(match (cleared, set) {
-            (true, true) => Ok("a page of ours was cleared, written and seen written".into()),
-            (true, false) => Err("a written page does not read as soft-dirty".into()),
-            (false, _) => Err("soft-dirty bits cannot be cleared".to_owned()),
-        })
-    })();
     let remedy = "use a kernel with CONFIG_MEM_SOFT_DIRTY=y (needed for write intensity only)";
-    Finding::of_io("soft-dirty", tried, remedy)
+    Finding::of_io("soft-dirty", soft_dirty::try_own_page(root), remedy)
 }
 
 /// `struct pm_scan_arg` of `linux/fs.h`.

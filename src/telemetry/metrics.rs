@@ -66,6 +66,8 @@ metrics! {
         "Regions in which the target's memory is watched.";
     SAMPLES = Gauge "hmkeeper_samples" ["target"]
         "Pages watched in the last epoch.";
+    WRITTEN = Gauge "hmkeeper_written_bytes" ["target"]
+        "Memory of the target that is written in an epoch, as far as that was asked.";
     SPLITS = Counter "hmkeeper_region_splits_total" []
         "Regions split.";
     MERGES = Counter "hmkeeper_region_merges_total" []
@@ -219,6 +221,16 @@ fn per_target(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error>
     };
     page.add(&REGIONS, sum(|t| t.regions))?;
     page.add(&SAMPLES, sum(|t| t.samples))?;
+    let known = |targets: &[&TargetReport]| -> Option<f64> {
+        let known: Vec<f64> = (targets.iter().filter_map(|t| t.written))
+            .map(crate::units::Bytes::as_f64)
+            .collect();
+        (!known.is_empty()).then(|| known.iter().sum())
+    };
+    let written = names
+        .iter()
+        .filter_map(|(&name, targets)| Some((vec![name], known(targets)?)));
+    page.add(&WRITTEN, written)?;
     let mut up: BTreeMap<&str, f64> = BTreeMap::new();
     up.extend(snapshot.configured.iter().map(|name| (&**name, 0.0)));
     up.extend(names.iter().map(|(n, t)| (*n, t.len() as f64)));

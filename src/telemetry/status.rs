@@ -86,6 +86,8 @@ pub struct TargetStatus {
     pub excluded: Vec<ExcludedStatus>,
     /// Memory hot in at least half of the scans.
     pub hot_bytes: u64,
+    /// Memory written in an epoch; `None` when that was never asked.
+    pub written_bytes: Option<u64>,
     /// Regions in which it is watched.
     pub regions: u64,
     /// Pages watched in the last epoch.
@@ -284,6 +286,7 @@ impl TargetStatus {
                 })
                 .collect(),
             hot_bytes: target.hot.0,
+            written_bytes: target.written.map(|bytes| bytes.0),
             regions: target.regions,
             samples: target.samples,
             samples_accessed: target.samples_accessed,

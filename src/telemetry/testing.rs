@@ -47,6 +47,7 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
         resident: vec![Bytes::from_mib(96), Bytes::from_mib(928)],
         access_ratio: vec![0.912, 0.088],
         hot: Bytes::from_mib(100),
+        written: Some(Bytes::from_mib(60)),
         regions: 512,
         samples: 900,
         samples_accessed: 90,

@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 
-use super::governor::{Allotment, Governor, IDLE_LOAD, Terms};
+use super::governor::{Again, Allotment, Governor, IDLE_LOAD, Terms};
 use super::observation::{NodeUsage, Observation, Sample, Tally, TargetId, TargetMap};
 use super::plan::{Move, Plan, Sweep};
 use super::policy::{self, Budget, Policy, TargetView, View};
@@ -26,7 +26,7 @@ use super::sampling;
 use super::settings::{EngineSettings, LookRule, Placement, SplitRule};
 use super::tier::{TierTable, TierView};
 use super::windows::Rates;
-use crate::units::{Bytes, Nanos, NodeId};
+use crate::units::{Bytes, Nanos, NodeId, Pid};
 
 mod reporting;
 mod tracked;
@@ -61,8 +61,8 @@ struct Told {
     samples: u64,
     accessed: u64,
     unknown: u64,
-    /// Accessed bits that it had to set again.
-    set_again: u64,
+    /// What it had to do again for us, but for what was moved.
+    again: Again,
     adapted: Adapted,
     quota: u64,
 }
@@ -156,7 +156,7 @@ impl Engine {
         let mut told: Vec<Told> = seen
             .targets
             .iter()
-            .map(|target| self.follow(target, &pairs, elapsed, initial))
+            .map(|target| self.follow(target, seen, &pairs, elapsed, initial))
             .collect();
         self.pairs = pairs;
         let allotted = self.allot(seen, &told);
@@ -185,6 +185,7 @@ impl Engine {
             let scans = u64::from(self.settings.profiling.scans.max(1));
             allotted.samples.max((samples.len() as u64).div_ceil(scans))
         };
+        let forget = self.forget_next(seen, &told, allotted.interval);
         let report = self.report(
             seen,
             &Ratios {
@@ -202,6 +203,7 @@ impl Engine {
             looks,
             rule: self.settings.profiling.looks,
             sweeps,
+            forget,
             interval: allotted.interval,
             report,
         }
@@ -241,6 +243,7 @@ impl Engine {
     fn follow(
         &mut self,
         target: &TargetMap,
+        seen: &Observation,
         pairs: &[(Sample, Tally)],
         elapsed: Nanos,
         initial: Bytes,
@@ -265,6 +268,22 @@ impl Engine {
         tracked.map.sync(&target.eligible, initial);
         let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
         tracked.recount();
+        let mut again = Again {
+            accessed: mine.iter().map(|(_, t)| u64::from(t.accessed)).sum(),
+            ..Again::default()
+        };
+        if profiling.writes {
+            if let Some(forgotten) = seen.forgotten.iter().find(|f| f.target == target.id) {
+                tracked
+                    .savings
+                    .learn(forgotten.took, tracked.extent.entries);
+                tracked.map.record_writes(mine);
+                tracked.measure();
+                again.written = tracked.extent.written.unwrap_or(0);
+            } else {
+                tracked.measure();
+            }
+        }
 
         let told = Told {
             cpu,
@@ -273,7 +292,7 @@ impl Engine {
             samples: mine.len() as u64,
             accessed: count(mine, |t| t.accessed > 0),
             unknown: count(mine, |t| t.known == 0),
-            set_again: mine.iter().map(|(_, t)| u64::from(t.accessed)).sum(),
+            again,
             adapted,
             quota: 0,
         };
@@ -334,8 +353,12 @@ impl Engine {
             pages: maps().map(RegionMap::page_count).sum(),
             uncounted: self.targets.values().map(|t| t.uncounted).sum(),
         };
-        let set_again = told.iter().map(|t| t.set_again).sum();
-        self.governor.learn(&seen.cost, set_again, terms);
+        let again = Again {
+            accessed: told.iter().map(|t| t.again.accessed).sum(),
+            written: told.iter().map(|t| t.again.written).sum(),
+            moved: 0,
+        };
+        self.governor.learn(&seen.cost, again, terms);
         let mut allotted = self.governor.allot(terms);
         if !profiling.overhead_control {
             allotted.interval = profiling.interval;
@@ -515,6 +538,30 @@ impl Engine {
             tracked.sweep(target.id, target.pid, hot, share.max(1), &mut sweeps);
         }
         (samples, expected, sweeps)
+    }
+
+    /// Whom to ask what it writes in the next epoch.
+    fn forget_next(
+        &mut self,
+        seen: &Observation,
+        told: &[Told],
+        interval: Nanos,
+    ) -> Vec<(TargetId, Pid)> {
+        let profiling = &self.settings.profiling;
+        let mut forget = Vec::new();
+        if !profiling.writes {
+            return forget;
+        }
+        for (target, told) in seen.targets.iter().zip(told) {
+            let cpus = told.weight() * profiling.overhead_limit;
+            let allowance = Nanos::from_secs_f64(cpus * interval.as_secs_f64());
+            if let Some(tracked) = self.targets.get_mut(&target.id)
+                && tracked.savings.is_due(allowance, tracked.extent)
+            {
+                forget.push((target.id, target.pid));
+            }
+        }
+        forget
     }
 
     /// The report, without what only the loop knows.

@@ -31,6 +31,7 @@
 //! whatever the targets use.
 
 use super::observation::EpochCost;
+use super::writes::WRITE_FAULT;
 use crate::units::Nanos;
 
 /// CPUs that an idle target counts as using.
@@ -76,14 +77,25 @@ const DEBT_MAX: f64 = 2.0;
 /// A stretch changes only by more than this share of itself.
 const STRETCH_STEP: f64 = 0.25;
 
-/// What a target pays itself for an epoch's scans and moves: a model, since
-/// nothing measures it from outside.
-pub fn target_side(accessed: u64, moved_pages: u64) -> Nanos {
-    Nanos(
-        accessed
-            .saturating_mul(BIT_SET_AGAIN.0)
-            .saturating_add(moved_pages.saturating_mul(PAGE_MOVED.0)),
-    )
+/// What targets had to do again on our account in an epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Again {
+    /// Accessed bits set.
+    pub accessed: u64,
+    /// Pages of 4 KiB found elsewhere.
+    pub moved: u64,
+    /// Page table entries made writable.
+    pub written: u64,
+}
+
+impl Again {
+    /// What they paid for it: a model, since nothing measures it from outside.
+    pub fn cost(self) -> Nanos {
+        let cost = |count: u64, each: Nanos| Nanos(count.saturating_mul(each.0));
+        cost(self.accessed, BIT_SET_AGAIN)
+            + cost(self.moved, PAGE_MOVED)
+            + cost(self.written, WRITE_FAULT)
+    }
 }
 
 /// The last three of something that comes in bursts.
@@ -180,11 +192,12 @@ impl Governor {
         self.scan.known().unwrap_or(FIRST_GUESS).max(1.0)
     }
 
-    /// Learns what an epoch cost in which `accessed` bits had to be set again.
-    pub fn learn(&mut self, cost: &EpochCost, accessed: u64, terms: Terms) {
-        let side = target_side(accessed, 0);
+    /// Learns what an epoch cost, ourselves and the targets. Moves are not watching.
+    pub fn learn(&mut self, cost: &EpochCost, again: Again, terms: Terms) {
+        let side = Again { moved: 0, ..again };
         if cost.scanned > 0 {
-            let spent = cost.scanning + cost.kdamonds + side;
+            let side = Again { written: 0, ..side };
+            let spent = cost.scanning + cost.kdamonds + side.cost();
             let expected = self.scan_nanos() * DOUBTED_SCANS;
             let scans = cost.scanned as f64 + DOUBTED_SCANS;
             self.scan.learn((spent.0 as f64 + expected) / scans);
@@ -195,12 +208,13 @@ impl Governor {
         let elapsed = cost.elapsed.as_secs_f64();
         // One that was cut short, since somebody was attached, is no habit.
         if elapsed >= terms.interval.as_secs_f64() / 2.0 {
-            let fixed = cost.profiling.saturating_sub(cost.scanning + cost.sweeping);
+            let paid = cost.scanning + cost.sweeping + cost.forgetting;
+            let fixed = cost.profiling.saturating_sub(paid);
             self.fixed.learn(fixed.0 as f64);
             self.running.learn(cost.other.0 as f64 / elapsed);
         }
 
-        let spent = (cost.profiling + cost.kdamonds + cost.other + side).0 as f64;
+        let spent = (cost.profiling + cost.kdamonds + cost.other + side.cost()).0 as f64;
         let allowed = |seconds: f64| terms.load * terms.limit * seconds * 1e9;
         let most = DEBT_MAX * allowed(elapsed.max(terms.interval.as_secs_f64()));
         self.debt = (self.debt + spent - allowed(elapsed)).clamp(0.0, most);
@@ -296,7 +310,7 @@ mod tests {
             elapsed: Nanos::from_secs(1_000_000),
             ..EpochCost::default()
         };
-        governor.learn(&cost, 0, TERMS);
+        governor.learn(&cost, Again::default(), TERMS);
         let swept = governor.allot(TERMS).sweep_pages as f64 * FIRST_GUESS_COUNTED;
         let want = (0.5e9 * AIM - swept) / (1_270.0 * 3.0);
         let samples = governor.allot(TERMS).samples as f64;
@@ -330,13 +344,17 @@ mod tests {
             (90_000, 3_000.0),
             (3_000, 3_000.0),
         ] {
-            governor.learn(&cost(nanos, MANY), 0, TERMS);
+            governor.learn(&cost(nanos, MANY), Again::default(), TERMS);
             near(&governor, want);
         }
         // An epoch without scans teaches nothing, and what the target pays counts.
-        governor.learn(&EpochCost::default(), 0, TERMS);
+        governor.learn(&EpochCost::default(), Again::default(), TERMS);
         near(&governor, 3_000.0);
-        governor.learn(&cost(3_200, MANY), MANY, TERMS);
+        let again = Again {
+            accessed: MANY,
+            ..Again::default()
+        };
+        governor.learn(&cost(3_200, MANY), again, TERMS);
         near(&governor, 3_300.0);
     }
 
@@ -348,7 +366,7 @@ mod tests {
             scanned: 30,
             ..EpochCost::default()
         };
-        governor.learn(&cost, 0, TERMS);
+        governor.learn(&cost, Again::default(), TERMS);
         assert!(governor.scan_nanos() < 4.0 * FIRST_GUESS);
     }
 
@@ -360,7 +378,7 @@ mod tests {
         for turn in 0..20 {
             let other = Nanos::from_millis(if turn == 10 { 1_000 } else { 20 });
             let cost = epoch(given, Nanos::from_millis(30), other);
-            governor.learn(&cost, 0, TERMS);
+            governor.learn(&cost, Again::default(), TERMS);
             given = governor.allot(TERMS);
             course.push(given.samples);
         }
@@ -379,7 +397,7 @@ mod tests {
             ..EpochCost::default()
         };
         let before = governor.allot(TERMS);
-        governor.learn(&cost, 0, TERMS);
+        governor.learn(&cost, Again::default(), TERMS);
         let after = governor.allot(TERMS);
         assert_eq!(after.interval, TERMS.interval);
         assert!(after.samples > before.samples * 9 / 10, "{after:?}");
@@ -400,7 +418,7 @@ mod tests {
                 elapsed: TERMS.interval,
                 ..EpochCost::default()
             };
-            governor.learn(&cost, 0, nobody);
+            governor.learn(&cost, Again::default(), nobody);
             assert_eq!(governor.allot(nobody).interval, TERMS.interval);
         }
     }
@@ -414,7 +432,7 @@ mod tests {
                 elapsed: TERMS.interval,
                 ..EpochCost::default()
             };
-            governor.learn(&cost, 0, TERMS);
+            governor.learn(&cost, Again::default(), TERMS);
             governor.allot(TERMS);
         }
         assert_eq!(governor.allot(TERMS).interval, Nanos::from_secs(80));
@@ -431,7 +449,7 @@ mod tests {
         // 50 ms per epoch of 10 s; the mappings alone take 80.
         for _ in 0..10 {
             let cost = epoch(given, Nanos::from_millis(80), Nanos::ZERO);
-            governor.learn(&cost, 0, small);
+            governor.learn(&cost, Again::default(), small);
             given = governor.allot(small);
         }
         assert!(given.interval >= Nanos::from_secs(30), "{given:?}");
@@ -441,7 +459,7 @@ mod tests {
         // Once there is enough again it is as before.
         for _ in 0..4 {
             let cost = epoch(given, Nanos::from_millis(1), Nanos::ZERO);
-            governor.learn(&cost, 0, TERMS);
+            governor.learn(&cost, Again::default(), TERMS);
             given = governor.allot(TERMS);
         }
         assert_eq!(given.interval, TERMS.interval);
@@ -474,7 +492,7 @@ mod tests {
                     spent += (cost.profiling + cost.other).as_secs_f64();
                     allowed += limit * load * cost.elapsed.as_secs_f64();
                 }
-                governor.learn(&cost, 0, terms);
+                governor.learn(&cost, Again::default(), terms);
                 given = governor.allot(terms);
             }
             prop_assert!(spent <= allowed * 1.03, "{spent} of {allowed}");

@@ -15,3 +15,4 @@ pub mod sampling;
 pub mod settings;
 pub mod tier;
 pub mod windows;
+pub mod writes;

@@ -108,6 +108,8 @@ pub struct Tally {
     pub order: u8,
     /// Where it was at the last scan, where that is known.
     pub node: Option<NodeId>,
+    /// Whether it was written since its process was told to forget.
+    pub written: bool,
 }
 
 impl Tally {
@@ -183,6 +185,15 @@ impl AccessSet {
         tally.node = node.or(tally.node);
     }
 
+    /// Notes that the page behind the sample at `index` was written since its process
+    /// was told to forget.
+    ///
+    /// # Panics
+    /// When `index` is not that of a sample.
+    pub fn note_written(&mut self, index: usize) {
+        self.tallies[index].written = true;
+    }
+
     /// Becomes those of `from` at these indices, with nothing seen of them yet.
     ///
     /// # Panics
@@ -208,6 +219,7 @@ impl AccessSet {
             if seen.known > 0 {
                 tally.order = seen.order;
                 tally.node = seen.node.or(tally.node);
+                tally.written |= seen.written;
             }
         }
         self.end_scan();
@@ -243,6 +255,15 @@ pub struct RangeResidency {
     pub pages_by_node: Vec<(NodeId, u64)>,
 }
 
+/// A target that was told to forget what it had written, when the epoch began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forgotten {
+    /// Who.
+    pub target: TargetId,
+    /// CPU time that it took.
+    pub took: Nanos,
+}
+
 /// One node's memory now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeUsage {
@@ -270,6 +291,8 @@ pub struct EpochCost {
     pub sweeping: Nanos,
     /// Pages behind `sweeping`.
     pub swept: u64,
+    /// Of `profiling`, having targets forget what they wrote.
+    pub forgetting: Nanos,
     /// Our kdamonds.
     pub kdamonds: Nanos,
     /// Our movers.
@@ -291,6 +314,8 @@ pub struct Observation {
     pub accesses: AccessSet,
     /// The ranges that the last plan asked to sweep.
     pub residency: Vec<RangeResidency>,
+    /// The targets of whose samples it is known whether they were written in the epoch.
+    pub forgotten: Vec<Forgotten>,
     /// Memory per node.
     pub nodes: Vec<NodeUsage>,
     /// What the epoch cost us.

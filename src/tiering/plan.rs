@@ -159,6 +159,8 @@ pub struct Plan {
     pub rule: LookRule,
     /// Ranges to count in the next epoch.
     pub sweeps: Vec<Sweep>,
+    /// Targets that forget what they wrote when the next epoch begins.
+    pub forget: Vec<(TargetId, Pid)>,
     /// How long the next epoch is.
     pub interval: Nanos,
     /// What the epoch that ended was like.

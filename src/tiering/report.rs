@@ -104,6 +104,8 @@ pub struct TargetReport {
     pub access_ratio: Vec<f64>,
     /// Bytes of the regions whose hotness is at least half of the scans.
     pub hot: Bytes,
+    /// Bytes present that are written in an epoch; `None` when that was never asked.
+    pub written: Option<Bytes>,
     /// Regions now.
     pub regions: u64,
     /// Pages watched in the epoch.

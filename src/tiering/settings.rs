@@ -109,6 +109,8 @@ pub struct ProfilingSettings {
     pub looks: LookRule,
     /// How long each scan waits.
     pub windows: WindowRule,
+    /// Whether to learn what targets write ([`writes`](super::writes)).
+    pub writes: bool,
     /// Whether samples, and with them regions, are held to the overhead limit;
     /// if not, each region has its sample, nothing merges and, by halves, every
     /// contradiction splits (the ablation of HM-Keeper §1.6: τ1 = τ2 = 0, no
@@ -140,6 +142,7 @@ impl Default for ProfilingSettings {
             placement: Placement::default(),
             looks: LookRule::default(),
             windows: WindowRule::default(),
+            writes: false,
             overhead_control: true,
         }
     }

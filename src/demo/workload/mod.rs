@@ -85,6 +85,10 @@ pub struct Args {
     /// which each of its pages is touched once (0: swept all the time).
     #[arg(long = "class", value_name = "SHARE:SECONDS", value_parser = parse_class)]
     pub classes: Vec<(f64, f64)>,
+    /// From the first so much of the buffer `hot` and `classes` only read; of the rest every
+    /// fourth access writes.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    pub read_only: f64,
     /// Share of accesses that go anywhere in the buffer, at most.
     #[arg(long, default_value_t = 0.03)]
     pub stray: f64,
@@ -168,6 +172,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(
         args.stray_seconds > 0.0 && args.stray_seconds < 1e6 && (0.0..1.0).contains(&args.stray),
         "--stray is a share below 1 and --stray-seconds a time above 0"
+    );
+    ensure!(
+        (0.0..=1.0).contains(&args.read_only),
+        "--read-only {}: a share, 0 to 1",
+        args.read_only
     );
     if !args.cpus.is_empty() {
         pin_thread(&args.cpus).with_context(|| format!("cannot run on CPUs {:?}", args.cpus))?;
@@ -298,7 +307,9 @@ impl Driver {
             let mut line = String::new();
             io::stdin().lock().read_line(&mut line).context("stdin")?;
         }
-        let shared = Arc::new(Shared::new(memory, seed, args.threads, verify));
+        let mut shared = Shared::new(memory, seed, args.threads, verify);
+        shared.only_read_below(args.read_only);
+        let shared = Arc::new(shared);
         let threads = (0..args.threads)
             .map(|index| {
                 let shared = Arc::clone(&shared);

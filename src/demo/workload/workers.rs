@@ -62,6 +62,8 @@ pub(super) struct Shared {
     /// Seeds order and content.
     pub seed: u64,
     threads: usize,
+    /// Pages before this one are only read.
+    read_only: usize,
     phase: Mutex<Phase>,
     generation: AtomicU32,
     stop: AtomicBool,
@@ -94,6 +96,12 @@ fn write_page(buffer: &Buffer, page: usize, base: u64) {
 }
 
 impl Shared {
+    /// From here on the first `share` of the pages, 0 to 1, are only read.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub(super) fn only_read_below(&mut self, share: f64) {
+        self.read_only = (self.memory.buffer().page_count() as f64 * share) as usize;
+    }
+
     pub(super) fn new(memory: Memory, seed: u64, threads: usize, verify: bool) -> Self {
         let versions = if verify {
             memory.buffer().page_count()
@@ -104,6 +112,7 @@ impl Shared {
             memory,
             seed,
             threads,
+            read_only: 0,
             phase: Mutex::default(),
             generation: AtomicU32::new(0),
             stop: AtomicBool::new(false),
@@ -215,8 +224,9 @@ impl Turn<'_> {
         let draw = self.random.next();
         let line = draw % (WORDS_PER_PAGE as u64 / LINE_WORDS) * LINE_WORDS;
         let words = self.shared.memory.buffer().words();
+        let is_written = page >= self.shared.read_only && (draw >> 32).is_multiple_of(4);
         let word = &words[page * WORDS_PER_PAGE + usize::try_from(line).unwrap_or(0)];
-        if (draw >> 32).is_multiple_of(4) {
+        if is_written {
             word.store(draw, Ordering::Relaxed);
         } else {
             black_box(word.load(Ordering::Relaxed));

@@ -515,8 +515,12 @@ impl AccessSampler for DamonSampler {
                 seen.record(index, verdict);
                 if verdict != Seen::Unknown {
                     let order = self.folios[index].map_or(0, |folio| folio.order);
-                    let pfn = self.frames.entries()[index].pfn();
-                    seen.place(index, order, pfn.and_then(|pfn| self.nodes.node(pfn)));
+                    let entry = self.frames.entries()[index];
+                    let node = entry.pfn().and_then(|pfn| self.nodes.node(pfn));
+                    seen.place(index, order, node);
+                    if entry.soft_dirty() {
+                        seen.note_written(index);
+                    }
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! The report of one step.
 
 use super::{Engine, Told};
-use crate::tiering::governor;
+use crate::tiering::governor::Again;
 use crate::tiering::observation::{Observation, TargetMap};
 use crate::tiering::plan::{Move, PageCounts};
 use crate::tiering::region::RegionMap;
@@ -38,6 +38,10 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                     part as f64 / whole as f64
                 }
             };
+            let again = Again {
+                moved: pages.moved,
+                ..told.again
+            };
             // Profiling is shared by samples, moving by pages.
             let equal = 1.0 / seen.targets.len() as f64;
             let overhead = Overhead {
@@ -47,7 +51,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                     told.cpu,
                 ) * share(told.samples, all, equal),
                 migration: ratio(seen.cost.migration, told.cpu) * share(pages.moved, moved, equal),
-                target_side: ratio(governor::target_side(told.set_again, pages.moved), told.cpu),
+                target_side: ratio(again.cost(), told.cpu),
             };
             TargetReport {
                 id: target.id,
@@ -60,6 +64,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 resident: survey.resident,
                 access_ratio: survey.access_ratio,
                 hot: survey.hot,
+                written: survey.written,
                 regions: map.regions().len() as u64,
                 samples: told.samples,
                 samples_accessed: told.accessed,
@@ -116,15 +121,18 @@ struct Survey {
     resident: Vec<Bytes>,
     access_ratio: Vec<f64>,
     hot: Bytes,
+    written: Option<Bytes>,
 }
 
 /// Adds them up in one pass. Accesses are pages weighted with the rate that the scans
 /// which saw their region accessed stand for: what every scan sees counts as touched
 /// as often as the shortest one can tell.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, scans: u8) -> Survey {
     let mut pages_on = vec![0; tiers.tiers().len()];
     let mut access_ratio = vec![0.0; tiers.tiers().len()];
     let mut hot = Bytes::ZERO;
+    let mut written: Option<f64> = None;
     for region in map.regions() {
         let rate = rates.of(f64::from(region.latest()));
         for (node, pages) in region.pages().iter() {
@@ -132,6 +140,10 @@ fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, scans: u8) -> Surve
                 pages_on[tier.index()] += pages;
                 access_ratio[tier.index()] += pages as f64 * rate;
             }
+        }
+        if let Some(share) = region.written() {
+            let bytes = f64::from(share) * region.resident().as_f64();
+            written = Some(written.unwrap_or(0.0) + bytes);
         }
         if region.heat() >= f32::from(scans) / 2.0 {
             hot += region.resident();
@@ -147,6 +159,8 @@ fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, scans: u8) -> Surve
         resident: pages_on.into_iter().map(Bytes::from_pages).collect(),
         access_ratio,
         hot,
+        // `as` saturates, and a byte more or less is nothing.
+        written: written.map(|bytes| Bytes(bytes as u64)),
     }
 }
 

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use crate::tiering::observation::{Sample, TargetId};
 use crate::tiering::plan::Sweep;
 use crate::tiering::region::{Region, RegionMap};
-use crate::units::{Nanos, NodeId, PageRange, Pid, VirtAddr};
+use crate::tiering::writes::{Extent, Savings};
+use crate::units::{HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
 /// Weight of the newest epoch in where a target's CPUs are.
 const SHARE_EMA: f64 = 0.3;
@@ -29,6 +30,9 @@ pub(super) struct Tracked {
     /// Pages of regions of which nothing is known yet: those that came of a split
     /// know what their parent knew.
     pub(super) uncounted: u64,
+    /// What asking for its writes has to look at, and what is saved up for that.
+    pub(super) extent: Extent,
+    pub(super) savings: Savings,
     /// Where the round of recounting residency goes on.
     recount: VirtAddr,
 }
@@ -43,6 +47,8 @@ impl Default for Tracked {
             cpu_share: BTreeMap::new(),
             view_share: Vec::new(),
             uncounted: 0,
+            extent: Extent::default(),
+            savings: Savings::default(),
             recount: VirtAddr(0),
         }
     }
@@ -95,6 +101,27 @@ impl Tracked {
         let unknown = |r: &&Region| r.counted() == 0 && r.pages().total() == 0;
         let regions = self.map.regions().iter().filter(unknown);
         self.uncounted = regions.map(|r| r.range().pages()).sum();
+    }
+
+    /// Brings up to date what asking for its writes would cost.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub(super) fn measure(&mut self) {
+        let (mut entries, mut written, mut is_known) = (0, 0.0, false);
+        for region in self.map.regions() {
+            let folio = region.folio_bytes();
+            let each = if folio < HUGE_PAGE_BYTES {
+                PAGE_BYTES
+            } else {
+                HUGE_PAGE_BYTES
+            };
+            let mine = region.resident().0.div_ceil(each);
+            entries += mine;
+            is_known |= region.written().is_some();
+            written += f64::from(region.written().unwrap_or(1.0)) * mine as f64;
+        }
+        // `as` saturates, and a page more or less is nothing.
+        let written = is_known.then_some(written as u64);
+        self.extent = Extent { entries, written };
     }
 
     /// Its part in what may be counted: above all what never was.

@@ -1,7 +1,7 @@
 //! Splits and merges regions by an epoch's counts.
 
 use super::rebuild::Rebuild;
-use super::{Known, Pages, Region, RegionMap, edges};
+use super::{Known, Pages, Region, RegionMap, edges, take_in};
 use crate::tiering::observation::{Sample, Tally};
 use crate::tiering::settings::SplitRule;
 use crate::units::{Bytes, VirtAddr};
@@ -61,11 +61,7 @@ impl RegionMap {
         let mut rest = samples;
         let mut parts: Vec<Region> = Vec::new();
         while let Some(mut region) = rebuild.take() {
-            // One after the other: to find them by halves misses the cache each time.
-            let until = |end| rest.iter().take_while(move |(s, _)| s.addr < end).count();
-            let skip = until(region.range.start());
-            let (mine, after) = rest[skip..].split_at(until(region.range.end()) - skip);
-            rest = after;
+            let mine = take_in(&mut rest, region.range);
 
             region.watched |= !mine.is_empty();
             parts.clear();

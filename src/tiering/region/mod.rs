@@ -36,6 +36,7 @@ mod rebuild;
 pub use adapt::{Adapted, Thresholds};
 pub use pages::Pages;
 
+use super::observation::{Sample, Tally};
 use super::plan::Direction;
 use crate::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 
@@ -73,6 +74,9 @@ impl Known {
     }
 }
 
+/// As a share of what was written.
+const NOT_KNOWN: f32 = -1.0;
+
 /// A sweep of a region that takes more than one epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Counting {
@@ -101,6 +105,8 @@ pub struct Region {
     known: Known,
     /// Greatest minus smallest count among its samples in the last epoch.
     contrast: f32,
+    /// Share of its samples that were written in an epoch, smoothed; below 0: not known.
+    written: f32,
     /// Largest folio seen among its samples, as log2 of pages.
     order: u8,
     pages: Pages,
@@ -128,6 +134,7 @@ impl Region {
             seen: false,
             known: Known::NOTHING,
             contrast: 0.0,
+            written: NOT_KNOWN,
             order: 0,
             pages: Pages::default(),
             counted: 0,
@@ -184,6 +191,12 @@ impl Region {
     /// Where its pages are, as far as known.
     pub fn pages(&self) -> &Pages {
         &self.pages
+    }
+
+    /// Share of its pages, 0 to 1, that are written in an epoch; `None` when that was
+    /// never asked ([`writes`](super::writes)).
+    pub fn written(&self) -> Option<f32> {
+        (self.written >= 0.0).then_some(self.written)
     }
 
     /// Bytes that are present, as far as known.
@@ -318,6 +331,10 @@ impl Region {
         self.hotness = mean(self.hotness, next.hotness);
         self.before = mean(self.before, next.before);
         self.seen |= next.seen;
+        self.written = match (self.written(), next.written()) {
+            (Some(a), Some(b)) => mean(a, b),
+            (a, b) => a.or(b).unwrap_or(NOT_KNOWN),
+        };
         self.known = self.known.join(next.known);
         self.contrast = self.contrast.max(next.contrast);
         self.order = self.order.max(next.order);
@@ -437,12 +454,41 @@ impl RegionMap {
         }
     }
 
+    /// In this epoch all `samples` of this target, sorted, tell whether they were written.
+    pub fn record_writes(&mut self, samples: &[(Sample, Tally)]) {
+        let mut rest = samples;
+        for region in &mut self.regions {
+            let mine = take_in(&mut rest, region.range);
+            let known = || mine.iter().filter(|(_, tally)| tally.known > 0);
+            let count = known().count();
+            if count == 0 {
+                continue;
+            }
+            let written = known().filter(|(_, tally)| tally.written).count();
+            let share = written as f32 / count as f32;
+            region.written = match region.written() {
+                Some(before) => f32::midpoint(before, share),
+                None => share,
+            };
+        }
+    }
+
     /// The pages of `range` were counted.
     pub fn record_count(&mut self, range: PageRange, pages: &[(NodeId, u64)], epoch: u64) {
         if let [region] = self.within(range) {
             region.count(range, pages, epoch);
         }
     }
+}
+
+/// Of the samples in `rest`, those in `range`; leaves those that come after. One after the
+/// other: to find them by halves misses the cache each time.
+fn take_in<'a>(rest: &mut &'a [(Sample, Tally)], range: PageRange) -> &'a [(Sample, Tally)] {
+    let until = |end| rest.iter().take_while(|(s, _)| s.addr < end).count();
+    let (first, last) = (until(range.start()), until(range.end()));
+    let (before, after) = rest.split_at(last);
+    *rest = after;
+    &before[first..]
 }
 
 /// New regions over `start..end`, aligned to `initial` bytes.

@@ -43,6 +43,30 @@ fn ranges(map: &RegionMap) -> Vec<(u64, u64)> {
 }
 
 #[test]
+fn what_is_written_is_told_from_what_is_only_read() {
+    let mut map = map(&[range(0, 4 * MIB)]);
+    let tell = |written: bool| {
+        let at = |addr, written, known| {
+            let mut told = sample(addr, 3);
+            (told.1.written, told.1.known) = (written, known);
+            told
+        };
+        [
+            at(0, written, 3),
+            at(MIB, false, 3),
+            // Of what moved meanwhile nothing can be told.
+            at(2 * MIB, true, 0),
+        ]
+    };
+    assert_eq!(map.regions()[0].written(), None);
+    map.record_writes(&tell(true));
+    assert_eq!(map.regions()[0].written(), Some(0.5));
+    map.record_writes(&tell(false));
+    assert_eq!(map.regions()[0].written(), Some(0.25));
+    assert_eq!(map.regions()[1].written(), None);
+}
+
+#[test]
 fn regions_begin_as_aligned_2_mib() {
     let map = map(&[range(MIB, 5 * MIB)]);
     assert_eq!(

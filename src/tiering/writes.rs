@@ -1,0 +1,120 @@
+//! When to ask a target which pages it writes.
+//!
+//! **Unit.** CPU nanoseconds, ours and the target's; pages are of 4 KiB.
+//!
+//! **Problem.** Telling written pages apart means that the kernel write-protects all
+//! of a process in one walk, during which a fault of the target waits, and that each
+//! page's next write faults. That costs in proportion to the target, however few
+//! samples we look at.
+//!
+//! **Approach.** An epoch is asked about now and then: each target saves up
+//! [`SHARE`] of what watching it may cost, until that pays for the walk, as long as
+//! walks of it took, and for as many faults as pages were seen written the last time
+//! (at first: all). A walk that would take longer than [`LONGEST_WALK`] is not begun,
+//! whatever was saved.
+//!
+//! **Limits.** Of a target that large nothing is learnt: at 10 to 20 ns a page on bare
+//! metal that is 2 to 4 GiB in small pages, and a TiB in huge ones. What a fault costs
+//! is a model.
+
+use crate::units::Nanos;
+
+/// Part of what watching a target may cost.
+pub const SHARE: f64 = 0.1;
+/// The longest that a fault of a target may have to wait for us.
+pub const LONGEST_WALK: Nanos = Nanos::from_millis(10);
+/// What a page's first write after the walk costs the target.
+pub const WRITE_FAULT: Nanos = Nanos(1_000);
+/// Cost of a walk per entry of the page tables until it is measured.
+const FIRST_GUESS: f64 = 20.0;
+
+/// What a walk has to look at, and what came of the last one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Entries of page tables: a huge page is one.
+    pub entries: u64,
+    /// Pages that are written in an epoch; `None`: not known yet.
+    pub written: Option<u64>,
+}
+
+/// One target's savings.
+#[derive(Clone, Debug, Default)]
+pub struct Savings {
+    saved: f64,
+    /// Nanoseconds of a walk per entry.
+    per_entry: Option<f64>,
+}
+
+impl Savings {
+    /// Learns that a walk of so many entries took so long.
+    pub fn learn(&mut self, took: Nanos, entries: u64) {
+        self.per_entry = Some(took.0 as f64 / entries.max(1) as f64);
+    }
+
+    /// Saves a part of `allowance`, what watching the target may cost in an epoch;
+    /// tells whether to ask about the next one, and pays for it if so.
+    pub fn is_due(&mut self, allowance: Nanos, extent: Extent) -> bool {
+        let walk = self.per_entry.unwrap_or(FIRST_GUESS) * extent.entries as f64;
+        if extent.entries == 0 || walk > LONGEST_WALK.0 as f64 {
+            self.saved = 0.0;
+            return false;
+        }
+        let written = extent.written.unwrap_or(extent.entries);
+        let cost = walk + (WRITE_FAULT.0 * written) as f64;
+        self.saved += allowance.0 as f64 * SHARE;
+        if self.saved < cost {
+            return false;
+        }
+        self.saved = 0.0;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Extent = Extent {
+        entries: 16_384,
+        written: Some(1_000),
+    };
+
+    #[test]
+    fn it_is_asked_as_often_as_is_paid_for() {
+        let mut savings = Savings::default();
+        savings.learn(Nanos(16_384 * 20), 16_384);
+        // A walk of 0.33 ms and a thousand faults, of 0.5 ms an epoch.
+        let allowance = Nanos::from_millis(5);
+        let asked = (0..300)
+            .filter(|_| savings.is_due(allowance, SMALL))
+            .count();
+        assert_eq!(asked, 100);
+    }
+
+    #[test]
+    fn as_long_as_it_is_not_known_all_may_be_written() {
+        let mut savings = Savings::default();
+        let new = Extent {
+            written: None,
+            ..SMALL
+        };
+        let allowance = Nanos::from_millis(50);
+        let first = (0..100).find(|_| savings.is_due(allowance, new)).unwrap();
+        // 16.4 ms of faults and 0.3 ms of a walk, of 5 ms an epoch.
+        assert_eq!(first, 3);
+    }
+
+    #[test]
+    fn a_walk_that_would_take_too_long_is_not_begun() {
+        let mut savings = Savings::default();
+        let large = Extent {
+            entries: 1 << 20,
+            written: Some(0),
+        };
+        assert!((0..1000).all(|_| !savings.is_due(Nanos::from_secs(1), large)));
+        // One that was quicker than thought is.
+        savings.learn(Nanos::from_millis(2), 1 << 19);
+        assert!(savings.is_due(Nanos::from_secs(1), large));
+        assert!(!savings.is_due(Nanos::from_secs(1), Extent::default()));
+    }
+}
