@@ -69,6 +69,13 @@ pub(crate) fn all() -> Vec<Scenario> {
             order: 9,
             ..still("jump-64-thp", chunks(64, 512, |epoch| epoch / 16))
         },
+        // One huge page in ten, each alone, among strays.
+        Scenario {
+            jump: Some(16),
+            epochs: 32,
+            order: 9,
+            ..still("stray-thp", stray(chunks(208, 512, |epoch| epoch / 16)))
+        },
         still(
             "growing",
             // From a twentieth to a fifth of the memory, and back.

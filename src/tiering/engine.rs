@@ -23,9 +23,9 @@ use super::region::{Adapted, RegionMap, Thresholds};
 use super::report::{EpochReport, PauseReason};
 use super::rng::Rng;
 use super::sampling;
-use super::settings::{EngineSettings, LookRule, Placement, SplitRule};
+use super::settings::{EngineSettings, LookRule, Placement, SplitRule, WindowRule};
 use super::tier::{TierTable, TierView};
-use super::windows::Rates;
+use super::windows::{self, Rates};
 use crate::units::{Bytes, Nanos, NodeId, Pid};
 
 mod reporting;
@@ -337,6 +337,10 @@ impl Engine {
             reach: Bytes(profiling.initial_region.0 / 2),
             rule: profiling.split,
             ema: self.policy.ema(),
+            full_counts_more: match profiling.window_rule() {
+                WindowRule::Tapered => windows::FULL_COUNTS_MORE,
+                WindowRule::Equal => 0.0,
+            },
         }
     }
 

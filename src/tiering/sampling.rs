@@ -58,7 +58,7 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
     let regions = map.regions_mut();
     let count = regions.len() as u64;
     for region in regions.iter_mut() {
-        region.aims = [false; 2];
+        region.aims = [false; 3];
     }
     if count == 0 {
         return;
@@ -107,14 +107,14 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
 }
 
 /// Deals `total` samples out to the regions where the hotness of neighbours
-/// differs: one to each, then one to each side of an edge that is not yet known
-/// as closely as regions are split, as long as these take no more than half of
-/// what is left, then the rest by length.
+/// differs: one to each, then one to each page in doubt and to each side of an edge
+/// that is not yet known as closely as regions are split, as long as these take no more
+/// than half of what is left, then the rest by length.
 pub(super) fn deal_to_edges(map: &mut RegionMap, total: u64, turn: u64, thresholds: Thresholds) {
     let regions = map.regions_mut();
     let count = regions.len() as u64;
     for region in regions.iter_mut() {
-        region.aims = [false; 2];
+        region.aims = [false; 3];
     }
     if count == 0 || count >= total {
         take_turns(regions, total, turn);
@@ -123,7 +123,11 @@ pub(super) fn deal_to_edges(map: &mut RegionMap, total: u64, turn: u64, threshol
     for region in regions.iter_mut() {
         region.quota = 1;
     }
-    let mut edges: Vec<(usize, usize)> = Vec::new();
+    let doubts = regions.iter().enumerate();
+    let mut edges: Vec<(usize, usize)> = doubts
+        .filter(|(_, region)| region.doubted().is_some())
+        .map(|(i, _)| (i, 2))
+        .collect();
     for i in 1..regions.len() {
         let (low, high) = (&regions[i - 1], &regions[i]);
         let touch = low.range().end() == high.range().start();
@@ -165,7 +169,7 @@ pub(super) fn deal_at_random(map: &mut RegionMap, total: u64, rng: &mut Rng) {
     for region in regions.iter_mut() {
         end += region.range().pages();
         let until = drawn.partition_point(|&page| page < end);
-        region.aims = [false; 2];
+        region.aims = [false; 3];
         region.quota = saturate((until - taken) as u64);
         taken = until;
     }
@@ -244,6 +248,12 @@ pub(super) fn draw(
         let places = (last - origin) / grid + 1;
         let mine = out.len();
         let aimed = region.gaps().into_iter().zip(region.aims);
+        let doubted = region.doubted().filter(|_| region.aims[2]);
+        out.extend(doubted.map(|page| Sample {
+            target,
+            pid,
+            addr: VirtAddr(page * PAGE_BYTES),
+        }));
         for gap in aimed.filter_map(|(gap, aimed)| gap.filter(|_| aimed)) {
             // Somewhere in its middle half.
             let pages = gap.pages();

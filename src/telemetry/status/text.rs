@@ -86,22 +86,21 @@ impl Status {
 
 impl TargetStatus {
     fn write(&self, out: &mut String, limit: f64) -> std::fmt::Result {
-        let written = self
-            .written_bytes
-            .map(|b| format!(", {} written", Bytes(b)));
         writeln!(
             out,
-            "\n{} (pid {}): {} hot{} of {} in {} regions, {} samples ({} accessed, {} unknown)",
+            "\n{} (pid {}): {} hot of {} in {} regions, {} samples ({} accessed, {} unknown)",
             cut(&self.name, 24),
             self.pid,
             Bytes(self.hot_bytes),
-            written.unwrap_or_default(),
             Bytes(self.eligible_bytes),
             self.regions,
             self.samples,
             self.samples_accessed,
             self.samples_unknown
         )?;
+        if let Some(bytes) = self.written_bytes {
+            writeln!(out, "  writes {} in an epoch", Bytes(bytes))?;
+        }
         if let Some(reason) = self.paused {
             writeln!(out, "  left alone: {}", explained(reason))?;
         }
@@ -221,7 +220,8 @@ TIER             NODES              FREE      TOTAL
 dram0            0             640.0 MiB    1.0 GiB
 cxl1             1              80.0 MiB    1.0 GiB
 
-db (pid 4001): 100.0 MiB hot, 60.0 MiB written of 1.0 GiB in 512 regions, 900 samples (90 accessed, 9 unknown)
+db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed, 9 unknown)
+  writes 60.0 MiB in an epoch
   costs it 1.7 % of its CPU time: profiling 1.2 %, migration 0.4 %, own share 0.1 %; limit 5.0 %
   TIER               RESIDENT   ACCESSES
   dram0              96.0 MiB     91.2 %

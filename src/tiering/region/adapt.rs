@@ -21,6 +21,9 @@ pub struct Thresholds {
     pub rule: SplitRule,
     /// Weight of the newest count in the average.
     pub ema: f32,
+    /// So many looks more a sample counts that was seen in all scans: where the last
+    /// window is much shorter than the others, chance seldom does that.
+    pub full_counts_more: f64,
 }
 
 #[cfg(test)]
@@ -33,6 +36,7 @@ impl Thresholds {
         reach: Bytes(1 << 20),
         rule: SplitRule::Halves,
         ema: 0.5,
+        full_counts_more: 0.0,
     };
 }
 

@@ -20,14 +20,16 @@
 //! **Properties** (proptest in the parent): pieces cover the region; what is
 //! known of a piece lies in it.
 
+use std::num::NonZeroU8;
+
 use super::adapt::Thresholds;
-use super::{Known, Region};
+use super::{Doubt, Known, Region};
 use crate::tiering::observation::{Sample, Tally};
 use crate::units::{PAGE_BYTES, PageRange, VirtAddr};
 
 /// Most beginnings of a segment that are kept open while the cuts are sought: it
 /// bounds the work, and the length of a segment to so many runs of equal samples.
-const MOST_OPEN: usize = 512;
+const MOST_OPEN: usize = 128;
 /// Least price of a cut. A sample of 3 of 3 scans beside one of 0 gains 4.16, and
 /// one between two such gains 5.73 by two cuts: both are to pay. One of 2 beside
 /// one of 0 gains 1.91, one of 1 among twenty of 0 gains 3.2 by two: chance.
@@ -46,6 +48,8 @@ struct Point {
     page: u64,
     accessed: f64,
     known: f64,
+    /// Of its folio, as log2 of pages.
+    order: u8,
     /// Of this epoch; otherwise remembered.
     fresh: bool,
 }
@@ -54,6 +58,11 @@ impl Point {
     /// In scans of an epoch.
     fn count(self, scans: f64) -> f64 {
         self.accessed * scans / self.known
+    }
+
+    /// Whether `page` is of the same folio.
+    fn shares_folio(self, page: u64) -> bool {
+        self.page >> self.order == page >> self.order
     }
 
     /// Whether it was looked at often enough to be believed alone.
@@ -79,10 +88,21 @@ pub(super) fn cut(
     let told = samples.iter().filter(|(_, tally)| tally.known > 0);
     let mut points: Vec<Point> = told
         .clone()
-        .map(|(sample, tally)| Point {
+        .map(|(sample, tally)| {
+            // Seen in the shortest window, too: that is worth more than one look.
+            let is_full = tally.accessed == tally.known && f64::from(tally.known) >= scans;
+            let more = if is_full {
+                thresholds.full_counts_more
+            } else {
+                0.0
+            };
+            (sample, tally, more)
+        })
+        .map(|(sample, tally, more)| Point {
             page: sample.addr.page_index(),
-            accessed: tally.accessed.into(),
-            known: tally.known.into(),
+            accessed: f64::from(tally.accessed) + more,
+            known: f64::from(tally.known) + more,
+            order: tally.order.min(20),
             fresh: true,
         })
         .collect();
@@ -91,6 +111,14 @@ pub(super) fn cut(
     } else {
         out.push(region);
         return;
+    }
+    // Two samples of one folio saw the same.
+    points.dedup_by(|b, a| a.shares_folio(b.page));
+    if let Some(doubt) = region.doubt.take() {
+        if let Some(again) = points.iter_mut().find(|p| p.shares_folio(doubt.page)) {
+            again.accessed += f64::from(doubt.accessed);
+            again.known += f64::from(doubt.known.get());
+        }
     }
     let reach = thresholds.reach.pages();
     remember(&region, &mut points, scans, thresholds.split.into(), reach);
@@ -123,7 +151,9 @@ pub(super) fn cut(
         let range = PageRange::new(VirtAddr(begin * PAGE_BYTES), VirtAddr(edge * PAGE_BYTES));
         debug_assert!(range.is_some(), "cuts ascend");
         if let Some(range) = range {
-            out.push(piece(&region, range, mine, scans, thresholds.ema));
+            let mut piece = piece(&region, range, mine, scans, thresholds.ema);
+            piece.doubt = doubt(&piece, mine, scans, thresholds.split.into());
+            out.push(piece);
             (begin, first) = (edge, next);
         }
     }
@@ -154,6 +184,7 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
                 page,
                 accessed: past,
                 known: scans,
+                order: 0,
                 fresh: false,
             };
             points.insert(at, point);
@@ -222,6 +253,23 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
         _ => Known::NOTHING,
     };
     piece
+}
+
+/// Which of its points contradicts a piece most, if one does.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn doubt(piece: &Region, points: &[Point], scans: f64, split: f64) -> Option<Doubt> {
+    let past = f64::from(piece.latest);
+    let weight = |p: &Point| (p.count(scans) - past).abs() * p.known;
+    let contradicts = |p: &&Point| p.fresh && p.contradicts(past, scans, split);
+    let most =
+        (points.iter().filter(contradicts)).max_by(|a, b| weight(a).total_cmp(&weight(b)))?;
+    // Of older looks so many as have their say for two epochs, all of them small.
+    let kept = (2.0 * scans / most.known).min(1.0);
+    Some(Doubt {
+        page: most.page,
+        accessed: (most.accessed * kept).round() as u8,
+        known: NonZeroU8::new((most.known * kept).round() as u8)?,
+    })
 }
 
 /// Mean count of some points, each page once: those that surprised were looked at
@@ -321,6 +369,7 @@ mod tests {
             page,
             accessed: count.into(),
             known: 3.0,
+            order: 0,
             fresh: true,
         };
         (0..).zip(counts).map(point).collect()

@@ -36,6 +36,8 @@ mod rebuild;
 pub use adapt::{Adapted, Thresholds};
 pub use pages::Pages;
 
+use std::num::NonZeroU8;
+
 use super::observation::{Sample, Tally};
 use super::plan::Direction;
 use crate::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
@@ -72,6 +74,16 @@ impl Known {
         };
         if part.is_empty() { Self::NOTHING } else { part }
     }
+}
+
+/// A page that contradicted its region, but not enough to cut it: looked at again, it is
+/// believed or forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Doubt {
+    pub(super) page: u64,
+    /// Looks at it so far that found it accessed, and that could tell.
+    pub(super) accessed: u8,
+    pub(super) known: NonZeroU8,
 }
 
 /// As a share of what was written.
@@ -113,8 +125,11 @@ pub struct Region {
     /// Epoch of the last complete count of its pages; 0: only derived.
     counted: u64,
     counting: Option<Box<Counting>>,
-    /// At which of its ends the next samples look for the edge.
-    pub(super) aims: [bool; 2],
+    /// What contradicts it most.
+    doubt: Option<Doubt>,
+    /// At which of its ends the next samples look for the edge, and whether one looks
+    /// again at what is in doubt.
+    pub(super) aims: [bool; 3],
     /// When and where to it was last moved.
     moved: Option<(u64, Direction)>,
     /// Until this epoch it is left alone: nothing of it could be moved.
@@ -139,7 +154,8 @@ impl Region {
             pages: Pages::default(),
             counted: 0,
             counting: None,
-            aims: [false; 2],
+            doubt: None,
+            aims: [false; 3],
             moved: None,
             stuck_until: 0,
         }
@@ -216,6 +232,12 @@ impl Region {
             PageRange::new(start, addr(self.known.first)),
             PageRange::new(addr(self.known.last + 1), end),
         ]
+    }
+
+    /// The page to be looked at again.
+    pub(super) fn doubted(&self) -> Option<u64> {
+        let inside = |page: &u64| self.range.contains(VirtAddr(page * PAGE_BYTES));
+        self.doubt.map(|doubt| doubt.page).filter(inside)
     }
 
     /// Samples that it gets in the next epoch.
@@ -338,6 +360,7 @@ impl Region {
         self.known = self.known.join(next.known);
         self.contrast = self.contrast.max(next.contrast);
         self.order = self.order.max(next.order);
+        self.doubt = self.doubt.or(next.doubt);
         // HM-Keeper §1.2: the combined quota is halved.
         self.quota = u32::midpoint(self.quota, next.quota).max(1);
         self.counted = self.counted.min(next.counted);

@@ -281,6 +281,44 @@ fn an_edge_is_found_by_bisection_over_epochs() {
 }
 
 #[test]
+fn among_strays_a_contradiction_is_believed_when_it_is_seen_again() {
+    // Huge pages, of which strays find one in nine looks, others each time.
+    let epoch = |turn: u64, hot: u8| {
+        let told = |i: u64| {
+            let stray = u8::from((i + turn).is_multiple_of(3));
+            let count = if i == 4 { hot } else { stray };
+            let mut told = sample(i * 2 * MIB + i * PAGE_BYTES, count);
+            told.1.order = 9;
+            told
+        };
+        (0..8).map(told).collect::<Vec<_>>()
+    };
+    let once = || {
+        let mut map = RegionMap::default();
+        map.sync(&[range(0, 16 * MIB)], Bytes(16 * MIB));
+        for turn in 0..3 {
+            map.adapt(&epoch(turn, 0), 3, EDGES);
+            assert_eq!(map.regions().len(), 1);
+        }
+        map.adapt(&epoch(3, 3), 3, EDGES);
+        assert_eq!(map.regions().len(), 1, "chance brings that");
+        let page = (8 * MIB + 4 * PAGE_BYTES) / PAGE_BYTES;
+        assert_eq!(map.regions()[0].doubted(), Some(page));
+        map
+    };
+    let mut again = once();
+    again.adapt(&epoch(4, 3), 3, EDGES);
+    assert_eq!(
+        ranges(&again),
+        [(0, 8 * MIB), (8 * MIB, 10 * MIB), (10 * MIB, 16 * MIB)]
+    );
+    let mut not_again = once();
+    not_again.adapt(&epoch(4, 0), 3, EDGES);
+    assert_eq!(not_again.regions().len(), 1);
+    assert_eq!(not_again.regions()[0].doubted(), None);
+}
+
+#[test]
 fn a_lone_contradiction_is_believed_as_far_as_it_reaches() {
     let mut map = map(&[range(0, 64 * MIB)]);
     let cold: Vec<_> = (0..64).map(|i| sample(i * MIB, 0)).collect();
