@@ -15,7 +15,9 @@
 //! next one drawn: an edge is found by bisection over epochs, at one sample each.
 //!
 //! What contradicts a region's past by a sample of its own is believed for
-//! `reach` around it and no further.
+//! `reach` around it and no further. What contradicts it, but not enough for a cut, is
+//! looked at again in the next epoch, and the looks of both count together ([`Doubt`]):
+//! a sequential test, for lone pages among stray accesses.
 //!
 //! **Properties** (proptest in the parent): pieces cover the region; what is
 //! known of a piece lies in it.
@@ -114,11 +116,11 @@ pub(super) fn cut(
     }
     // Two samples of one folio saw the same.
     points.dedup_by(|b, a| a.shares_folio(b.page));
-    if let Some(doubt) = region.doubt.take() {
-        if let Some(again) = points.iter_mut().find(|p| p.shares_folio(doubt.page)) {
-            again.accessed += f64::from(doubt.accessed);
-            again.known += f64::from(doubt.known.get());
-        }
+    if let Some(doubt) = region.doubt.take()
+        && let Some(again) = points.iter_mut().find(|p| p.shares_folio(doubt.page))
+    {
+        again.accessed += f64::from(doubt.accessed);
+        again.known += f64::from(doubt.known.get());
     }
     let reach = thresholds.reach.pages();
     remember(&region, &mut points, scans, thresholds.split.into(), reach);
