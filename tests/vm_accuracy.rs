@@ -137,14 +137,10 @@ impl System {
 const SYSTEMS: &[System] = &[
     System::Daemon("hmkeeper", "", INTERVAL),
     System::Daemon("at 1 %", "overhead_limit = 0.01", SHIPPED),
-    System::Daemon("equal windows", "windows = \"equal\"", INTERVAL),
+    System::Daemon("tapered", "windows = \"tapered\"", INTERVAL),
     System::Daemon("fresh looks", "looks = \"fresh\"", INTERVAL),
-    System::Daemon(
-        "halves",
-        "split = \"halves\"\nwindows = \"equal\"",
-        INTERVAL,
-    ),
-    System::Daemon("fixed", "split = \"fixed\"\nwindows = \"equal\"", INTERVAL),
+    System::Daemon("halves", "split = \"halves\"", INTERVAL),
+    System::Daemon("fixed", "split = \"fixed\"", INTERVAL),
     System::Damon("DAMON at 5 %", 1_000, true),
     System::Damon("10,000 at 5 %", 10_000, true),
     System::Damon("DAMON as it comes", 1_000, false),

@@ -111,12 +111,11 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
         looks: LookRule::Fresh,
         ..default
     };
-    let equal = ProfilingSettings {
-        windows: WindowRule::Equal,
+    let tapered = ProfilingSettings {
+        windows: WindowRule::Tapered,
         ..default
     };
     let halves = ProfilingSettings {
-        windows: WindowRule::Equal,
         split: SplitRule::Halves,
         minimum_region: Bytes(PAGE_BYTES),
         ..default
@@ -126,7 +125,7 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
     };
     vec![
         ours("hmkeeper", default),
-        ours("equal-windows", equal),
+        ours("tapered", tapered),
         ours("fresh-looks", fresh),
         ours("halves", halves),
         // HM-Keeper's ablations (§1.6), of its own rules.
@@ -134,7 +133,7 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
             "fixed-regions",
             ProfilingSettings {
                 split: SplitRule::Fixed,
-                ..equal
+                ..default
             },
         ),
         ours(

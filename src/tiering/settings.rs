@@ -66,18 +66,18 @@ impl LookRule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowRule {
     /// Each shorter than the one before, so that the count tells rates apart which
-    /// all show in long windows. Where each scan looks at pages of its own, they are
-    /// equal all the same.
-    #[default]
+    /// all show in long windows; but what is warm is judged less steadily. Where each
+    /// scan looks at pages of its own, they are equal all the same.
     Tapered,
     /// Each until the next (HM-Keeper §1.2).
+    #[default]
     Equal,
 }
 
 impl WindowRule {
     /// The names in the configuration.
     pub const CHOICES: [(&'static str, Self); 2] =
-        [("tapered", Self::Tapered), ("equal", Self::Equal)];
+        [("equal", Self::Equal), ("tapered", Self::Tapered)];
 }
 
 /// How memory is watched.

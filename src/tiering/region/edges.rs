@@ -31,7 +31,7 @@ use crate::units::{PAGE_BYTES, PageRange, VirtAddr};
 
 /// Most beginnings of a segment that are kept open while the cuts are sought: it
 /// bounds the work, and the length of a segment to so many runs of equal samples.
-const MOST_OPEN: usize = 128;
+const MOST_OPEN: usize = 512;
 /// Least price of a cut. A sample of 3 of 3 scans beside one of 0 gains 4.16, and
 /// one between two such gains 5.73 by two cuts: both are to pay. One of 2 beside
 /// one of 0 gains 1.91, one of 1 among twenty of 0 gains 3.2 by two: chance.
@@ -154,7 +154,7 @@ pub(super) fn cut(
         debug_assert!(range.is_some(), "cuts ascend");
         if let Some(range) = range {
             let mut piece = piece(&region, range, mine, scans, thresholds.ema);
-            piece.doubt = doubt(&piece, mine, scans, thresholds.split.into());
+            piece.doubt = doubt(&piece, mine, scans, thresholds);
             out.push(piece);
             (begin, first) = (edge, next);
         }
@@ -259,10 +259,14 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
 
 /// Which of its points contradicts a piece most, if one does.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn doubt(piece: &Region, points: &[Point], scans: f64, split: f64) -> Option<Doubt> {
+fn doubt(piece: &Region, points: &[Point], scans: f64, thresholds: Thresholds) -> Option<Doubt> {
     let past = f64::from(piece.latest);
     let weight = |p: &Point| (p.count(scans) - past).abs() * p.known;
-    let contradicts = |p: &&Point| p.fresh && p.contradicts(past, scans, split);
+    // What is warm is seen in every scan now and then. Of huge folios one sample says it
+    // all, and with tapered windows chance seldom does that.
+    let tells = |p: &Point| p.order > 0 || thresholds.full_counts_more > 0.0;
+    let contradicts =
+        |p: &&Point| p.fresh && tells(p) && p.contradicts(past, scans, thresholds.split.into());
     let most =
         (points.iter().filter(contradicts)).max_by(|a, b| weight(a).total_cmp(&weight(b)))?;
     // Of older looks so many as have their say for two epochs, all of them small.
