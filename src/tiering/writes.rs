@@ -13,7 +13,9 @@
 //! (at first: all). A walk that would take longer than [`LONGEST_WALK`] is not begun,
 //! whatever was saved.
 //!
-//! **Limits.** Of a target that large nothing is learnt: at 10 to 20 ns a page on bare
+//! **Limits.** How long the first walk of a target takes is a guess, and what is measured
+//! is CPU time: where we are preempted in a walk, it holds for longer. Of a target that
+//! large nothing is learnt: at 10 to 20 ns a page on bare
 //! metal that is 2 to 4 GiB in small pages, and a TiB in huge ones. What a fault costs
 //! is a model.
 
