@@ -285,7 +285,7 @@ impl Worker {
                         if report.epoch > 1 {
                             left = left.map(|n| n - 1);
                         }
-                        log::epoch(&report);
+                        log::epoch(&report, self.looping.tiers());
                         self.snapshots
                             .send_modify(|shared| Arc::make_mut(shared).record(report));
                         self.log_pauses();

@@ -12,6 +12,7 @@ use tracing_subscriber::{Layer, Registry, reload};
 use crate::ports::TargetEvent;
 use crate::tiering::plan::Direction;
 use crate::tiering::report::{EpochReport, PauseReason, TargetReport};
+use crate::tiering::tier::TierTable;
 use crate::units::Bytes;
 
 /// The environment variable that overrides `daemon.log`: a level or a filter.
@@ -107,7 +108,7 @@ pub fn events(events: &[TargetEvent]) {
 
 /// Logs an epoch: a line at debug, and one at info for each target of which
 /// something was moved.
-pub fn epoch(report: &EpochReport) {
+pub fn epoch(report: &EpochReport, tiers: &TierTable) {
     let cost = &report.cost;
     debug!(
         "epoch {}: {} targets, {} samples paid for until the next, {} from now; {} elapsed: \
@@ -138,7 +139,7 @@ pub fn epoch(report: &EpochReport) {
                 report.epoch,
                 target.name,
                 target.pid,
-                reasons(target)
+                ways(target, tiers)
             );
         }
     }
@@ -159,10 +160,14 @@ fn moved(target: &TargetReport, direction: Direction) -> Bytes {
     flows.map(|f| f.moved).sum()
 }
 
-fn reasons(target: &TargetReport) -> String {
+/// What went which way, as in "hot mem3 → dram0 134.2 MiB".
+fn ways(target: &TargetReport, tiers: &TierTable) -> String {
     let moved = target.flows.iter().filter(|f| !f.moved.is_zero());
-    let mut names: Vec<&str> = moved.map(|f| f.reason.as_str()).collect();
-    names.sort_unstable();
-    names.dedup();
-    names.join(",")
+    let ways: Vec<String> = moved
+        .map(|f| {
+            let (reason, from, to) = (f.reason.as_str(), tiers.name(f.from), tiers.name(f.to));
+            format!("{reason} {from} → {to} {}", f.moved)
+        })
+        .collect();
+    ways.join(", ")
 }
