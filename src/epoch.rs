@@ -66,6 +66,8 @@ struct Running {
     windows: Vec<Nanos>,
     /// Whether it is longer than configured, since the limit pays for no more.
     stretched: bool,
+    /// Whether what the last scan saw was not believed.
+    overslept: bool,
 }
 
 /// How the waiting ended.
@@ -267,6 +269,7 @@ impl EpochLoop {
             due: now + windows[0],
             windows,
             stretched,
+            overslept: false,
         })
     }
 
@@ -305,7 +308,17 @@ impl EpochLoop {
             if self.ports.clock.sleep_until(running.due) == Wake::Interrupted {
                 return Ok(Scanned::Interrupted(Box::new(running)));
             }
-            self.collect(&mut running.looks)?;
+            let scan = usize::from(running.looks.scans());
+            let late = self.ports.clock.now().saturating_sub(running.due);
+            // A guest was paused, a machine slept, or others had the CPU: in more than
+            // twice its window, a page is seen that is not hot at all. But where that is
+            // how it always is, it must do.
+            running.overslept = !running.overslept
+                && running
+                    .windows
+                    .get(scan)
+                    .is_some_and(|&window| late > window);
+            self.collect(&mut running.looks, !running.overslept)?;
             let Some(&window) = running.windows.get(usize::from(running.looks.scans())) else {
                 let cpu = self.ports.clock.thread_cpu_time();
                 self.ports.sampler.rest();
@@ -332,14 +345,15 @@ impl EpochLoop {
         result
     }
 
-    fn collect(&mut self, looks: &mut Looks) -> Result<(), PortError> {
+    /// Ends a scan; what it saw is to be believed, or it is as if it could not tell.
+    fn collect(&mut self, looks: &mut Looks, believed: bool) -> Result<(), PortError> {
         let cpu = self.ports.clock.thread_cpu_time();
         let result = if looks.is_empty() {
             Ok(())
         } else {
             self.ports.sampler.collect(looks.part())
         };
-        looks.end();
+        looks.end(believed);
         self.scanned(cpu, 0);
         result
     }

@@ -174,6 +174,22 @@ fn more_hot_than_fits_comes_to_rest_hottest_first() {
 }
 
 #[test]
+fn what_was_touched_while_the_machine_stood_still_is_not_hot() {
+    // Seen in about every sixth scan; but in all when one takes a minute.
+    let (machine, mut epochs) = start(Bytes::from_mib(512), |_, _| 0.25, settings());
+    for _ in 0..5 {
+        turn(&mut epochs);
+    }
+    let now = machine.borrow().now();
+    machine.borrow_mut().pause = Some((now + Nanos::from_millis(300), Nanos::from_secs(60)));
+    for _ in 0..5 {
+        let bytes = moved(&turn(&mut epochs));
+        assert!(bytes < Bytes::from_mib(10), "moved {bytes}");
+    }
+    assert!(machine.borrow().now() > now + Nanos::from_secs(60));
+}
+
+#[test]
 fn a_blind_sampler_is_recognised_and_nothing_moves() {
     let hot = chunks(0);
     let rate = move |addr: VirtAddr, _| if is_hot(&hot, addr) { 50.0 } else { 0.0 };

@@ -193,7 +193,7 @@ impl Profiler for Ours {
                 part.place(i, self.order, Some(NodeId(0)));
             }
             scanned += part.samples().len() as u64;
-            looks.end();
+            looks.end(true);
         }
         self.step(looks.into_seen(), scanned);
         let regions = self.engine.regions(TARGET).map(RegionMap::regions);

@@ -48,6 +48,9 @@ pub struct Machine {
     pages: BTreeMap<Pid, Extents>,
     /// Makes the sampler see nothing, as a CPU without an aging TLB would.
     pub blind: bool,
+    /// From when on, and for how long, the loop does not get to run, as on a
+    /// machine that is overloaded; its processes go on.
+    pub pause: Option<(Nanos, Nanos)>,
     /// Folios that all memory is made of, as log2 of their pages. A folio is
     /// accessed as its first page is.
     pub order: u8,
@@ -73,6 +76,7 @@ impl Machine {
             used: nodes.iter().map(|&(n, _)| (n, 0)).collect(),
             pages: BTreeMap::new(),
             blind: false,
+            pause: None,
             order: 0,
             map_cost: Nanos::ZERO,
             pinned: Vec::new(),

@@ -23,7 +23,7 @@ pub fn ports(machine: &Shared) -> Ports {
         }),
         sampler: Box::new(SimSampler {
             machine: Rc::clone(machine),
-            window: Nanos::ZERO,
+            armed: Nanos::ZERO,
         }),
         writes: None,
         residency: Box::new(SimMemory(Rc::clone(machine))),
@@ -92,7 +92,8 @@ impl Targets for SimTargets {
 
 struct SimSampler {
     machine: Shared,
-    window: Nanos,
+    /// When the window under way began.
+    armed: Nanos,
 }
 
 impl AccessSampler for SimSampler {
@@ -100,16 +101,17 @@ impl AccessSampler for SimSampler {
         SamplerKind::Simulated
     }
 
-    fn arm(&mut self, _samples: &[Sample], window: Nanos) -> Result<(), PortError> {
-        self.window = window;
+    fn arm(&mut self, _samples: &[Sample], _window: Nanos) -> Result<(), PortError> {
+        self.armed = self.machine.borrow().now;
         Ok(())
     }
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
         let mut machine = self.machine.borrow_mut();
+        let window = machine.now.saturating_sub(self.armed);
         for i in 0..seen.samples().len() {
             let Sample { pid, addr, .. } = seen.samples()[i];
-            let verdict = match machine.accessed(pid, addr, self.window) {
+            let verdict = match machine.accessed(pid, addr, window) {
                 Some(true) => Seen::Accessed,
                 Some(false) => Seen::Idle,
                 None => Seen::Unknown,
@@ -201,6 +203,10 @@ impl Clock for SimMemory {
     fn sleep_until(&mut self, at: Nanos) -> Wake {
         let mut machine = self.0.borrow_mut();
         machine.now = machine.now.max(at);
+        if let Some((from, long)) = machine.pause.filter(|pause| machine.now >= pause.0) {
+            machine.now = machine.now.max(from + long);
+            machine.pause = None;
+        }
         Wake::Due
     }
 }

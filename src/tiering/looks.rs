@@ -89,8 +89,12 @@ impl Looks {
         &mut self.part
     }
 
-    /// Ends the scan under way, which has had its verdicts.
-    pub fn end(&mut self) {
+    /// Ends the scan under way, which has had its verdicts. Those that are not
+    /// `believed` are as if they could not tell.
+    pub fn end(&mut self, believed: bool) {
+        if !believed {
+            self.part.forget();
+        }
         self.whole.add(&self.part, &self.indices);
         for &i in &self.indices {
             self.looked[i] = true;
@@ -186,7 +190,7 @@ mod tests {
             };
             looks.part().record(i, seen);
         }
-        looks.end();
+        looks.end(true);
         pages
     }
 

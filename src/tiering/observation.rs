@@ -194,6 +194,13 @@ impl AccessSet {
         self.tallies[index].written = true;
     }
 
+    /// As if no scan could tell whether a page was accessed.
+    pub fn forget(&mut self) {
+        for tally in &mut self.tallies {
+            (tally.accessed, tally.known) = (0, 0);
+        }
+    }
+
     /// Becomes those of `from` at these indices, with nothing seen of them yet.
     ///
     /// # Panics
