@@ -236,6 +236,13 @@ fn hm_keeper(check: &mut Checker, raw: &RawHmKeeper) -> HmKeeperSettings {
         1000,
         "a few epochs do",
     );
+    let prior = check.integer(
+        raw.prior_samples.as_ref(),
+        "policy.hm-keeper.prior_samples",
+        0,
+        255,
+        "one or two do",
+    );
     HmKeeperSettings {
         ema: check
             .ratio(raw.ema.as_ref(), "policy.hm-keeper.ema", true, 1.0)
@@ -258,6 +265,9 @@ fn hm_keeper(check: &mut Checker, raw: &RawHmKeeper) -> HmKeeperSettings {
                 1.0,
             )
             .unwrap_or(default.promotion_threshold),
+        prior_samples: prior
+            .and_then(|n| u8::try_from(n).ok())
+            .unwrap_or(default.prior_samples),
         eviction_margin: check
             .ratio(
                 raw.eviction_margin.as_ref(),

@@ -96,6 +96,7 @@ pub struct RawHmKeeper {
     pub promotion_bytes: Option<Entry>,
     pub buckets: Option<Entry>,
     pub promotion_threshold: Option<Entry>,
+    pub prior_samples: Option<Entry>,
     pub eviction_margin: Option<Entry>,
     pub rest_epochs: Option<Entry>,
 }

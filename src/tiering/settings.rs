@@ -162,6 +162,9 @@ pub struct HmKeeperSettings {
     /// scans. The paper promotes whatever is hottest; stray accesses alone
     /// would then keep filling the tiers.
     pub promotion_threshold: f64,
+    /// A region is promoted as if so many samples more had seen nothing of it, at most
+    /// 255.
+    pub prior_samples: u8,
     /// A region only gives way to one that is hotter by this share of the
     /// scans. The paper states no such margin; without one, noise swaps equals.
     pub eviction_margin: f64,
@@ -175,7 +178,8 @@ impl Default for HmKeeperSettings {
             ema: 0.5,
             promotion_bytes: Bytes(200_000_000),
             buckets: 16,
-            promotion_threshold: 1.0 / 6.0,
+            promotion_threshold: 1.0 / 4.0,
+            prior_samples: 1,
             eviction_margin: 1.0 / 3.0,
             rest_epochs: 3,
         }

@@ -14,7 +14,9 @@
 //!
 //! Where the paper is silent we chose:
 //! - A region below `promotion_threshold`, or in the coldest bucket, is never
-//!   promoted: what stray accesses do to a cold page is no hotness.
+//!   promoted: what stray accesses do to a cold page is no hotness. Nor is one that
+//!   would be below if `prior_samples` more had seen nothing of it: where little may be
+//!   spent a large region has one sample, and that is chance.
 //! - Within a bucket, what is fast already comes first, so that equals do not
 //!   change places.
 //! - A region gives way only to one that is hotter by `eviction_margin`, and
@@ -82,7 +84,8 @@ impl Policy for HmKeeper {
             }
         }
         let threshold = share(self.settings.promotion_threshold, view.scans);
-        let ideals = ideals(view, &histogram, threshold);
+        let prior = f32::from(self.settings.prior_samples);
+        let ideals = ideals(view, &histogram, threshold, prior);
         Planner::new(view, &histogram, &self.settings, &ideals, budget).plan(&ideals)
     }
 }
@@ -104,8 +107,8 @@ fn at_or_above(view: &View<'_>, place: Place, rank: usize) -> Bytes {
 }
 
 /// Where the bytes of each region land when the hottest choose first. A
-/// region may land on several ranks.
-fn ideals(view: &View<'_>, histogram: &Histogram<Place>, threshold: f32) -> Vec<Ideal> {
+/// region may land on several ranks. One of which too little was seen stays where it is.
+fn ideals(view: &View<'_>, histogram: &Histogram<Place>, threshold: f32, prior: f32) -> Vec<Ideal> {
     let mut capacity = Ledger::capacity(view);
     let mut ideals = Vec::new();
     // The coldest bucket has no ideal: it lies where it is until displaced.
@@ -118,6 +121,7 @@ fn ideals(view: &View<'_>, histogram: &Histogram<Place>, threshold: f32) -> Vec<
             if r.hotness() < threshold {
                 continue;
             }
+            let is_sure = r.assured(prior) >= threshold;
             let mut left = r.resident();
             for (rank, nodes) in view.targets[place.target].tiers.ranks().iter().enumerate() {
                 // First the nodes where it is already, then the roomiest.
@@ -132,7 +136,7 @@ fn ideals(view: &View<'_>, histogram: &Histogram<Place>, threshold: f32) -> Vec<
                         bytes,
                     );
                 }
-                while let Some((node, room)) = capacity.roomiest(nodes) {
+                while let Some((node, room)) = capacity.roomiest(nodes).filter(|_| is_sure) {
                     let bytes = left.min(room);
                     if bytes.is_zero() {
                         break;
@@ -253,7 +257,11 @@ impl<'a, 'v> Planner<'a, 'v> {
                 if want.is_zero() {
                     continue;
                 }
-                self.make_room(ideal.node, want, r.hotness());
+                self.make_room(
+                    ideal.node,
+                    want,
+                    r.assured(self.settings.prior_samples.into()),
+                );
                 // What could not be freed is not promoted.
                 let bytes = want.min(self.free.on(ideal.node)).min(self.left);
                 if bytes.is_zero() {

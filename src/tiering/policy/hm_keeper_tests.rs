@@ -96,10 +96,34 @@ fn hot_goes_straight_to_the_fastest_and_cold_stays() {
 
 #[test]
 fn what_stray_accesses_warm_is_not_promoted() {
-    // 1/6 of three scans: 0.5.
-    let regions = regions(&[(0.49, 3), (0.51, 3)]);
+    // 1/4 of three scans: 0.75.
+    let regions = regions(&[(0.74, 3), (0.76, 3)]);
     let moves = decide(HmKeeperSettings::default(), &regions, [100; 4]);
     assert_eq!(brief(&moves), [(2, 3, 0, 2)]);
+}
+
+#[test]
+fn what_rests_on_one_sample_waits_for_more() {
+    let settings = HmKeeperSettings {
+        promotion_threshold: 0.5,
+        ..HmKeeperSettings::default()
+    };
+    // 1.5 is needed: 2.6 counts as 1.3 after one sample, as 1.73 after two.
+    let mut regions = regions(&[(2.6, 3), (2.6, 3), (2.6, 0)]);
+    for (region, samples) in regions.iter_mut().zip([1.0, 2.0, 1.0]) {
+        region.rest_on(samples);
+    }
+    // It takes no room from others,
+    let moves = decide(settings, &regions, [2, 100, 0, 0]);
+    assert_eq!(brief(&moves), [(2, 3, 0, 2)]);
+    // but keeps what it has.
+    let moves = decide(settings, &regions, [0, 100, 0, 0]);
+    assert_eq!(brief(&moves), [(2, 3, 1, 2)]);
+    let paper = HmKeeperSettings {
+        prior_samples: 0,
+        ..settings
+    };
+    assert_eq!(brief(&decide(paper, &regions, [100; 4])).len(), 2);
 }
 
 #[test]

@@ -151,7 +151,7 @@ impl Stats {
 fn fold(region: &mut Region, samples: &[(Sample, Tally)], scans: u8, thresholds: Thresholds) {
     region.known = Known::NOTHING;
     if let Some(stats) = Stats::of(samples, scans) {
-        region.fold(stats.mean, thresholds.ema);
+        region.fold(stats.mean, samples.len(), thresholds.ema);
         region.contrast = stats.contrast;
         region.order = stats.order;
     }

@@ -41,6 +41,9 @@ const CUT_PENALTY: f64 = 2.5;
 /// then 2 of 2 in much cold memory are not cut out where there is one stray access
 /// more.
 const PER_LOG_LOOKS: f64 = 0.75;
+/// Samples that a piece counts as having at least that was cut out: by the penalty, it
+/// is not there by chance.
+const CUT_EVIDENCE: f32 = 3.0;
 /// Looks at a page that make sure of it: one alone may have met a stray access.
 const SURE: f64 = 2.0;
 
@@ -155,6 +158,9 @@ pub(super) fn cut(
         if let Some(range) = range {
             let mut piece = piece(&region, range, mine, scans, thresholds.ema);
             piece.doubt = doubt(&piece, mine, scans, thresholds);
+            if starts.len() > 1 {
+                piece.evidence = piece.evidence.max(CUT_EVIDENCE);
+            }
             out.push(piece);
             (begin, first) = (edge, next);
         }
@@ -234,9 +240,10 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
         piece.moved = None;
     }
     // Also where it is one look: a region that gets no more has nothing else to go by.
-    if let Some(latest) = mean(points.iter().filter(|p| p.fresh), scans) {
+    let fresh = || points.iter().filter(|p| p.fresh);
+    if let Some(latest) = mean(fresh(), scans) {
         #[allow(clippy::cast_possible_truncation)]
-        piece.fold(latest as f32, ema);
+        piece.fold(latest as f32, fresh().count(), ema);
     }
     let sure = points.iter().filter(|p| p.is_sure(scans));
     let counts = sure.map(|p| p.count(scans));

@@ -110,6 +110,8 @@ pub struct Region {
     hotness: f32,
     /// `hotness` before the last epoch was folded in.
     before: f32,
+    /// Samples that `hotness` rests on, older ones counting less.
+    evidence: f32,
     /// Whether it was ever watched.
     watched: bool,
     /// Whether any epoch could tell.
@@ -145,6 +147,7 @@ impl Region {
             previous: 0.0,
             hotness: 0.0,
             before: 0.0,
+            evidence: 0.0,
             watched: false,
             seen: false,
             known: Known::NOTHING,
@@ -169,12 +172,19 @@ impl Region {
             previous: hotness,
             hotness,
             before: hotness,
+            evidence: f32::INFINITY,
             watched: true,
             seen: true,
             pages: Pages::from_counts(pages),
             counted: 1,
             ..Self::new(range)
         }
+    }
+
+    /// The same with its hotness resting on so many samples.
+    #[cfg(test)]
+    pub(crate) fn rest_on(&mut self, samples: f32) {
+        self.evidence = samples;
     }
 
     /// Its addresses.
@@ -185,6 +195,17 @@ impl Region {
     /// Smoothed scans per epoch that see a page of it accessed, 0 to `num_scans`.
     pub fn hotness(&self) -> f32 {
         self.hotness
+    }
+
+    /// The hotness that may be counted on: as if `prior` samples more had seen nothing.
+    /// What rests on few samples, as in a large region when little may be spent, is
+    /// chance as likely as heat.
+    pub fn assured(&self, prior: f32) -> f32 {
+        if prior > 0.0 {
+            self.hotness / (1.0 + prior / self.evidence)
+        } else {
+            self.hotness
+        }
     }
 
     /// The same for the last epoch alone.
@@ -314,6 +335,8 @@ impl Region {
         Self {
             range,
             pages,
+            // What was seen of all of it tells as much of a part as that is long.
+            evidence: self.evidence * (range.pages() as f32 / self.range.pages() as f32),
             known: self.known.within(range),
             counted: 0,
             counting: None,
@@ -321,8 +344,9 @@ impl Region {
         }
     }
 
-    /// Folds in one epoch's mean count.
-    fn fold(&mut self, latest: f32, ema: f32) {
+    /// Folds in one epoch's mean count, of so many samples.
+    fn fold(&mut self, latest: f32, samples: usize, ema: f32) {
+        self.evidence = (1.0 - ema) * self.evidence + samples as f32;
         if self.seen {
             self.before = self.hotness;
             self.previous = self.latest;
@@ -352,6 +376,7 @@ impl Region {
         self.previous = mean(self.previous, next.previous);
         self.hotness = mean(self.hotness, next.hotness);
         self.before = mean(self.before, next.before);
+        self.evidence += next.evidence;
         self.seen |= next.seen;
         self.written = match (self.written(), next.written()) {
             (Some(a), Some(b)) => mean(a, b),

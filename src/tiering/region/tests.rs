@@ -178,6 +178,30 @@ fn what_cannot_be_told_changes_nothing() {
 }
 
 #[test]
+fn hotness_is_assured_by_samples() {
+    let mut map = map(&[range(0, 2 * MIB)]);
+    let mut seen = Vec::new();
+    for epoch in 0..8 {
+        // A sample in each epoch weighs like two with those before it.
+        map.adapt(&[sample(epoch << 12, 3)], 3, THRESHOLDS);
+        seen.push(map.regions()[0].assured(1.0));
+    }
+    assert!((seen[0] - 1.5).abs() < 1e-6, "{seen:?}");
+    assert!((seen[7] - 2.0).abs() < 0.01, "{seen:?}");
+    assert!(seen.is_sorted(), "{seen:?}");
+    assert!((map.regions()[0].assured(0.0) - 3.0).abs() < 1e-6);
+    // What was cut out is not there by chance.
+    let edges = Thresholds {
+        rule: SplitRule::Edges,
+        ..THRESHOLDS
+    };
+    map.adapt(&[sample(0, 3), sample(MIB, 0)], 3, edges);
+    let hot = map.regions()[0].assured(1.0);
+    assert_eq!(map.regions().len(), 2, "{:?}", map.regions());
+    assert!(hot > 2.2, "{hot} {:?}", map.regions());
+}
+
+#[test]
 fn hotness_is_the_moving_average() {
     // Eq. 8.2 with alpha = 0.5: 3; then 0.5*0 + 0.5*3; then 0.5*0 + 0.5*1.5.
     let mut map = map(&[range(0, 2 * MIB)]);
