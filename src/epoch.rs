@@ -12,7 +12,7 @@
 //! that was missed is not caught up with.
 
 use crate::ports::{
-    MoveLimits, PortError, Ports, Recorder, SamplerKind, TargetEvent, TargetSpec, Wake,
+    Calibration, MoveLimits, PortError, Ports, Recorder, SamplerKind, TargetEvent, TargetSpec, Wake,
 };
 use crate::tiering::engine::Engine;
 use crate::tiering::looks::Looks;
@@ -131,7 +131,22 @@ impl EpochLoop {
             recorder: None,
         };
         this.clocks.kernel = this.ports.sampler.kernel_cpu_time();
+        this.calibrate();
         this
+    }
+
+    /// What a scan costs goes into the first epoch's cost.
+    fn calibrate(&mut self) {
+        let cpu = self.ports.clock.thread_cpu_time();
+        match self.ports.sampler.calibrate() {
+            Ok(Some(Calibration { scans, took })) => {
+                self.cost.scanning += took;
+                self.cost.scanned += scans;
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "what a scan costs is found out later"),
+        }
+        self.profiled(cpu);
     }
 
     /// Tells `recorder` all that the engine is told.

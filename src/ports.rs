@@ -196,6 +196,11 @@ pub trait AccessSampler {
     /// Reports which of the armed pages were touched since, one verdict each,
     /// and closes the scan.
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError>;
+    /// Scans pages of our own, to learn what a scan costs here before any target is
+    /// watched (HM-Keeper §1.2); `None` where that would say nothing of targets.
+    fn calibrate(&mut self) -> Result<Option<Calibration>, PortError> {
+        Ok(None)
+    }
     /// Samples that one scan can watch at most.
     fn capacity(&self) -> u64 {
         u64::MAX
@@ -217,6 +222,15 @@ pub trait AccessSampler {
     fn resolution(&self) -> String {
         String::new()
     }
+}
+
+/// What scans of pages of our own cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Calibration {
+    /// Scans, each of one sample.
+    pub scans: u64,
+    /// CPU time of all of them.
+    pub took: Nanos,
 }
 
 /// Tells pages that were written from others. The sampler says of each sample whether

@@ -243,6 +243,21 @@ fn idle_tracking_sees_exactly_the_half_that_is_touched() {
 }
 
 #[test]
+fn what_a_scan_costs_is_learnt_on_pages_of_our_own() {
+    let Some(mut sampler) = idle() else { return };
+    let learnt = sampler.calibrate().unwrap().expect("idle tracking can");
+    eprintln!("{} scans took {}", learnt.scans, learnt.took);
+    // Enough to be believed; a system call or more each.
+    assert!(learnt.scans >= 300);
+    let each = learnt.took.0 / learnt.scans;
+    assert!((100..1_000_000).contains(&each), "{each} ns");
+    // And others are seen as before.
+    let target = Target::start(256, "small");
+    let seen = scan(&mut *sampler, &target.samples(128, 1), || ());
+    assert_eq!(count(&seen, 0..128), (0, 128, 0));
+}
+
+#[test]
 fn idle_tracking_sees_huge_pages_as_one() {
     let Some(mut sampler) = idle() else { return };
     // 32 huge pages, of which one byte in each of the first 16 is touched.

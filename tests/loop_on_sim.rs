@@ -190,6 +190,19 @@ fn what_was_touched_while_the_machine_stood_still_is_not_hot() {
 }
 
 #[test]
+fn the_first_samples_are_as_many_as_the_limit_pays_for() {
+    let (_machine, mut epochs) = start(Bytes::from_mib(512), |_, _| 1.0, settings());
+    // Finds the target; a scan's cost was learnt before.
+    turn(&mut epochs);
+    let first = turn(&mut epochs).targets[0].samples;
+    for _ in 0..8 {
+        turn(&mut epochs);
+    }
+    let usual = turn(&mut epochs).targets[0].samples;
+    assert!(first * 2 > usual, "{first} at first, {usual} later");
+}
+
+#[test]
 fn a_blind_sampler_is_recognised_and_nothing_moves() {
     let hot = chunks(0);
     let rate = move |addr: VirtAddr, _| if is_hot(&hot, addr) { 50.0 } else { 0.0 };

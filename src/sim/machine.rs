@@ -13,7 +13,7 @@ use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable, Ti
 use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
 /// CPU time of one scan of one sample.
-const SCAN_COST: Nanos = Nanos(2_000);
+pub(super) const SCAN_COST: Nanos = Nanos(2_000);
 /// CPU time of moving one page of 4 KiB.
 pub(super) const MOVE_COST: Nanos = Nanos(2_500);
 

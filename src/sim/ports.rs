@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use super::machine::{MOVE_COST, Machine, Shared};
+use super::machine::{MOVE_COST, Machine, SCAN_COST, Shared};
 use crate::ports::{
-    AccessSampler, Clock, MoveLimits, PageMover, PortError, Ports, Residency, SamplerKind,
-    Selector, TargetEvent, TargetSpec, Targets, Wake,
+    AccessSampler, Calibration, Clock, MoveLimits, PageMover, PortError, Ports, Residency,
+    SamplerKind, Selector, TargetEvent, TargetSpec, Targets, Wake,
 };
 use crate::tiering::observation::{
     AccessSet, NodeUsage, RangeResidency, Sample, Seen, TargetKind, TargetMap,
@@ -104,6 +104,13 @@ impl AccessSampler for SimSampler {
     fn arm(&mut self, _samples: &[Sample], _window: Nanos) -> Result<(), PortError> {
         self.armed = self.machine.borrow().now;
         Ok(())
+    }
+
+    fn calibrate(&mut self) -> Result<Option<Calibration>, PortError> {
+        const SCANS: u64 = 512;
+        let took = Nanos(SCAN_COST.0 * SCANS);
+        self.machine.borrow_mut().charge(took);
+        Ok(Some(Calibration { scans: SCANS, took }))
     }
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {

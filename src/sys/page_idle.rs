@@ -39,14 +39,15 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use super::clock::thread_cpu_time;
 use super::frames::Frames;
 use super::kpageflags::{Flags, Folio, KpageFlags};
-use super::own_pages::OwnPages;
+use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{Pfn, PfnNodes};
 use super::root::Root;
-use crate::ports::{AccessSampler, PortError, SamplerKind};
-use crate::tiering::observation::{AccessSet, Sample, Seen};
-use crate::units::Nanos;
+use crate::ports::{AccessSampler, Calibration, PortError, SamplerKind};
+use crate::tiering::observation::{AccessSet, Sample, Seen, TargetId};
+use crate::units::{Nanos, VirtAddr};
 
 /// Frames per word of the bitmap.
 const WORD_FRAMES: u64 = 64;
@@ -62,6 +63,13 @@ const NODE_MAP_SCANS: u32 = 256;
 /// Pages of our own that [`try_own_page`] tries: twice what the kernel's
 /// batches per CPU hold (31).
 const OWN_PAGES: usize = 64;
+
+/// Of so many pages of our own each [`CALIBRATED_EACH`]th is scanned to learn what that
+/// costs, as sparsely as a large region is sampled: nearer ones would share calls.
+const CALIBRATED_PAGES: usize = 2048;
+const CALIBRATED_EACH: usize = 16;
+/// So many times, after one for nothing: that opens files and finds folios.
+const CALIBRATED_SCANS: u64 = 4;
 
 /// What a verdict means.
 pub(super) const RESOLUTION: &str =
@@ -393,6 +401,35 @@ impl AccessSampler for IdleSampler {
         }
         seen.end_scan();
         Ok(())
+    }
+
+    fn calibrate(&mut self) -> Result<Option<Calibration>, PortError> {
+        let own = OwnPages::new(CALIBRATED_PAGES).map_err(|e| self.failed(e))?;
+        let address = |index| VirtAddr(own.address(index).addr() as u64);
+        let samples: Vec<Sample> = (0..CALIBRATED_PAGES)
+            .step_by(CALIBRATED_EACH)
+            .map(|index| Sample {
+                target: TargetId(0),
+                pid: own_pid(),
+                addr: address(index),
+            })
+            .collect();
+        let mut seen = AccessSet::new(samples.clone());
+        let mut before = Nanos::ZERO;
+        for scan in 0..=CALIBRATED_SCANS {
+            if scan == 1 {
+                before = thread_cpu_time();
+            }
+            self.arm(&samples, Nanos::ZERO)?;
+            self.collect(&mut seen)?;
+        }
+        let took = thread_cpu_time().saturating_sub(before);
+        // So that nothing of them is held on to.
+        self.arm(&[], Nanos::ZERO)?;
+        Ok(Some(Calibration {
+            scans: CALIBRATED_SCANS * samples.len() as u64,
+            took,
+        }))
     }
 
     fn resolution(&self) -> String {

@@ -13,7 +13,8 @@
 //! **Approach.**
 //! - The cost of a scan of a sample ([`Governor::scan_nanos`]), with what the
 //!   target pays to set the bit again, the cost of counting a page, and all the
-//!   rest are measured in every epoch, and foreseen as the median of the last
+//!   rest are measured in every epoch, the first one of them also on pages of our own
+//!   before ([`calibrate`](crate::ports::AccessSampler::calibrate)), and foreseen as the median of the last
 //!   three, so that a burst is not taken for a habit.
 //! - What was spent beyond the limit is a debt, paid back a quarter in each
 //!   epoch. What was left unspent is not saved up. So a burst costs the next
@@ -52,6 +53,9 @@ const FIRST_GUESS: f64 = 30_000.0;
 /// What few scans cost says little of what many will, since some of it is paid but
 /// once: what is expected counts as so many scans.
 const DOUBTED_SCANS: f64 = 300.0;
+/// Beside as many as that, the first guess, behind which nothing was measured, counts as
+/// so many only.
+const GUESSED_SCANS: f64 = 10.0;
 /// Cost of counting one page until it is measured: 41 ns on a real machine.
 const FIRST_GUESS_COUNTED: f64 = 100.0;
 /// What the target pays for one accessed bit that it has to set again: tens
@@ -198,8 +202,14 @@ impl Governor {
         if cost.scanned > 0 {
             let side = Again { written: 0, ..side };
             let spent = cost.scanning + cost.kdamonds + side.cost();
-            let expected = self.scan_nanos() * DOUBTED_SCANS;
-            let scans = cost.scanned as f64 + DOUBTED_SCANS;
+            let is_guess = self.scan.known().is_none();
+            let doubted = if is_guess && cost.scanned as f64 >= DOUBTED_SCANS {
+                GUESSED_SCANS
+            } else {
+                DOUBTED_SCANS
+            };
+            let expected = self.scan_nanos() * doubted;
+            let scans = cost.scanned as f64 + doubted;
             self.scan.learn((spent.0 as f64 + expected) / scans);
         }
         if cost.swept > 0 {
@@ -368,6 +378,20 @@ mod tests {
         };
         governor.learn(&cost, Again::default(), TERMS);
         assert!(governor.scan_nanos() < 4.0 * FIRST_GUESS);
+    }
+
+    #[test]
+    fn what_was_calibrated_weighs_more_than_a_guess() {
+        let mut governor = Governor::default();
+        // 512 scans of pages of our own, before there is any epoch.
+        let cost = EpochCost {
+            scanning: Nanos(512 * 1_500),
+            scanned: 512,
+            ..EpochCost::default()
+        };
+        governor.learn(&cost, Again::default(), TERMS);
+        let nanos = governor.scan_nanos();
+        assert!((1_500.0..2_500.0).contains(&nanos), "{nanos}");
     }
 
     #[test]
