@@ -24,7 +24,7 @@ use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, PauseReason};
 use crate::tiering::settings::{EngineSettings, LookRule, WindowRule};
 use crate::tiering::tier::TierTable;
-use crate::tiering::windows;
+use crate::tiering::windows::{self, Lateness};
 use crate::units::{Bandwidth, Bytes, Nanos};
 
 /// The longest that the loop moves without looking up, whatever the interval:
@@ -64,10 +64,12 @@ struct Running {
     due: Nanos,
     /// How long each is, the first one first.
     windows: Vec<Nanos>,
-    /// Whether it is longer than configured, since the limit pays for no more.
+    /// How long the epoch is meant to be.
+    interval: Nanos,
+    /// Whether that is longer than configured, since the limit pays for no more.
     stretched: bool,
-    /// Whether what the last scan saw was not believed.
-    overslept: bool,
+    /// When the scan under way began to wait.
+    armed: Nanos,
 }
 
 /// How the waiting ended.
@@ -99,6 +101,7 @@ pub struct EpochLoop {
     last_due: Option<Nanos>,
     clocks: Clocks,
     cost: EpochCost,
+    lateness: Lateness,
     /// Targets that forgot what they wrote when the epoch under way began.
     forgotten: Vec<Forgotten>,
     /// Somebody was attached: do not wait out an interval in which nothing is
@@ -126,6 +129,7 @@ impl EpochLoop {
             outcome: MoveOutcome::default(),
             last_due: None,
             cost: EpochCost::default(),
+            lateness: Lateness::default(),
             forgotten: Vec::new(),
             hurry: true,
             recorder: None,
@@ -264,9 +268,7 @@ impl EpochLoop {
         let end = if hurry { now } else { start + interval };
         let scans = profiling.scans.max(1);
         let whole = end.saturating_sub(now);
-        let rule = engine_settings(&self.settings, &self.ports)
-            .profiling
-            .window_rule();
+        let rule = self.window_rule();
         let windows: Vec<Nanos> = (0..scans)
             .map(|scan| windows::length(rule, whole, scans, scan))
             .map(|window| if hurry { Nanos::ZERO } else { window })
@@ -279,13 +281,22 @@ impl EpochLoop {
         let mut looks = Looks::new(samples, expected, (profiling.scans, each), rule, turn);
         self.forget();
         self.arm(&mut looks, windows[0])?;
+        let armed = self.ports.clock.now();
         Ok(Running {
             looks,
             due: now + windows[0],
             windows,
+            interval,
             stretched,
-            overslept: false,
+            armed,
         })
+    }
+
+    fn window_rule(&self) -> WindowRule {
+        if self.ports.sampler.repeats() {
+            return WindowRule::Equal;
+        }
+        self.settings.engine.profiling.window_rule()
     }
 
     /// Has the targets that the plan names forget what they wrote.
@@ -323,17 +334,13 @@ impl EpochLoop {
             if self.ports.clock.sleep_until(running.due) == Wake::Interrupted {
                 return Ok(Scanned::Interrupted(Box::new(running)));
             }
-            let scan = usize::from(running.looks.scans());
-            let late = self.ports.clock.now().saturating_sub(running.due);
-            // A guest was paused, a machine slept, or others had the CPU: in more than
-            // twice its window, a page is seen that is not hot at all. But where that is
-            // how it always is, it must do.
-            running.overslept = !running.overslept
-                && running
-                    .windows
-                    .get(scan)
-                    .is_some_and(|&window| late > window);
-            self.collect(&mut running.looks, !running.overslept)?;
+            let waited = self.ports.clock.now().saturating_sub(running.armed);
+            // As long as it would be had nothing been taken off it.
+            let (scan, scans) = (running.looks.scans(), running.windows.len());
+            let scans = u8::try_from(scans).unwrap_or(u8::MAX);
+            let window = windows::length(self.window_rule(), running.interval, scans, scan);
+            let believed = self.lateness.believes(waited, window);
+            self.collect(&mut running.looks, believed)?;
             let Some(&window) = running.windows.get(usize::from(running.looks.scans())) else {
                 let cpu = self.ports.clock.thread_cpu_time();
                 self.ports.sampler.rest();
@@ -345,6 +352,7 @@ impl EpochLoop {
             let next = (running.due + window).max(now + Nanos(window.0 / 2));
             self.arm(&mut running.looks, next.saturating_sub(now))?;
             running.due = next;
+            running.armed = self.ports.clock.now();
         }
     }
 

@@ -247,7 +247,7 @@ fn what_a_scan_costs_is_learnt_on_pages_of_our_own() {
     let Some(mut sampler) = idle() else { return };
     let learnt = sampler.calibrate().unwrap().expect("idle tracking can");
     eprintln!("{} scans took {}", learnt.scans, learnt.took);
-    // Enough to be believed; a system call or more each.
+    // Enough to be believed, and no nonsense.
     assert!(learnt.scans >= 300);
     let each = learnt.took.0 / learnt.scans;
     assert!((100..1_000_000).contains(&each), "{each} ns");

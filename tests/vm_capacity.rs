@@ -13,7 +13,7 @@ const BUFFER: Bytes = Bytes::from_mib(512);
 const ROOM: Bytes = Bytes::from_mib(96);
 /// Each in its place within so many epochs.
 const PLACED_WITHIN: u64 = 25;
-/// Still after so many more at most.
+/// Beyond those that are to be still, so many at most.
 const STILL_WITHIN: usize = 25;
 /// Bytes moved in an epoch that is still, as a share of the buffer.
 const STILL: f64 = 0.01;
@@ -84,7 +84,7 @@ fn the_hottest_first_the_rest_next_and_then_still() {
         let above = epochs.iter().filter(|&&share| share >= STILL).count();
         mean < STILL && above * 10 <= epochs.len()
     };
-    let rest = short_or_full(5, 30);
+    let rest = short_or_full(8, 30);
     let mut seen = Vec::new();
     while seen.len() < rest || !is_still(&seen[seen.len() - rest..]) {
         assert!(

@@ -204,6 +204,10 @@ impl Worker {
         let kind = AccessSampler::kind(&*sampler);
         let (clock, waker) = SysClock::new();
         let halt = Arc::new(AtomicBool::new(false));
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let settings = config.loop_settings(cpus, plan.dry_run);
+        // The loop accounts for what follows; starting was not free either.
+        let before = clock.process_cpu_time();
         let ports = Ports {
             targets: Box::new(SysTargets::new(&root, &tiers)),
             sampler,
@@ -214,8 +218,6 @@ impl Worker {
             mover: Box::new(SysMover::new(&root).halted_by(Arc::clone(&halt))),
             clock: Box::new(clock),
         };
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let settings = config.loop_settings(cpus, plan.dry_run);
         let mut looping = EpochLoop::new(ports, tiers.clone(), settings, config.daemon.seed);
         if let Some(file) = &plan.record {
             let writer = Writer::append(file, config.daemon.seed).map_err(|e| anyhow!(e))?;
@@ -225,8 +227,7 @@ impl Worker {
         info!("sampler {}, tiers {}", kind.as_str(), names.join(", "));
         let mut snapshot = Snapshot::new(plan.started, kind, Arc::new(tiers));
         snapshot.resolution = looping.sampler().1.into();
-        // The loop accounts for what follows; starting was not free either.
-        snapshot.totals.cpu.other = SysClock::new().0.process_cpu_time();
+        snapshot.totals.cpu.other = before;
         let snapshots = Arc::new(watch::Sender::new(Arc::new(snapshot)));
         let heart = Arc::new(Heart::new(plan.started));
         let (commands, receiver) = mpsc::channel();

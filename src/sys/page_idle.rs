@@ -65,11 +65,12 @@ const NODE_MAP_SCANS: u32 = 256;
 const OWN_PAGES: usize = 64;
 
 /// Of so many pages of our own each [`CALIBRATED_EACH`]th is scanned to learn what that
-/// costs, as sparsely as a large region is sampled: nearer ones would share calls.
+/// costs: so sparsely that none shares a call with another, neither of page maps nor,
+/// as long as the frames are adjacent too, of the bitmap.
 const CALIBRATED_PAGES: usize = 2048;
-const CALIBRATED_EACH: usize = 16;
+const CALIBRATED_EACH: usize = 128;
 /// So many times, after one for nothing: that opens files and finds folios.
-const CALIBRATED_SCANS: u64 = 4;
+const CALIBRATED_SCANS: u64 = 32;
 
 /// What a verdict means.
 pub(super) const RESOLUTION: &str =
@@ -415,20 +416,20 @@ impl AccessSampler for IdleSampler {
             })
             .collect();
         let mut seen = AccessSet::new(samples.clone());
-        let mut before = Nanos::ZERO;
-        for scan in 0..=CALIBRATED_SCANS {
-            if scan == 1 {
-                before = thread_cpu_time();
+        let mut scan = |times| -> Result<Nanos, PortError> {
+            let before = thread_cpu_time();
+            for _ in 0..times {
+                self.arm(&samples, Nanos::ZERO)?;
+                self.collect(&mut seen)?;
             }
-            self.arm(&samples, Nanos::ZERO)?;
-            self.collect(&mut seen)?;
-        }
-        let took = thread_cpu_time().saturating_sub(before);
+            Ok(thread_cpu_time().saturating_sub(before))
+        };
+        let took = scan(1).and_then(|_| scan(CALIBRATED_SCANS));
         // So that nothing of them is held on to.
         self.arm(&[], Nanos::ZERO)?;
         Ok(Some(Calibration {
             scans: CALIBRATED_SCANS * samples.len() as u64,
-            took,
+            took: took?,
         }))
     }
 

@@ -47,7 +47,7 @@ const STUCK_EPOCHS: u64 = 16;
 const MERGE_STEP: f32 = 0.1;
 
 /// Pages that are expected to be looked at before any were dealt out: about what a
-/// busy target affords until it is known what a scan costs.
+/// busy target affords before any were allotted.
 const SAMPLES_AT_FIRST: u64 = 4096;
 
 /// What one epoch told of one target, on the way to its report.

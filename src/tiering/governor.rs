@@ -13,9 +13,9 @@
 //! **Approach.**
 //! - The cost of a scan of a sample ([`Governor::scan_nanos`]), with what the
 //!   target pays to set the bit again, the cost of counting a page, and all the
-//!   rest are measured in every epoch, the first one of them also on pages of our own
-//!   before ([`calibrate`](crate::ports::AccessSampler::calibrate)), and foreseen as the median of the last
-//!   three, so that a burst is not taken for a habit.
+//!   rest are measured in every epoch, a scan also on pages of our own before the first
+//!   ([`calibrate`](crate::ports::AccessSampler::calibrate)), and foreseen as the median
+//!   of the last three, so that a burst is not taken for a habit.
 //! - What was spent beyond the limit is a debt, paid back a quarter in each
 //!   epoch. What was left unspent is not saved up. So a burst costs the next
 //!   epochs a few of their samples, and on average the limit holds.
@@ -53,9 +53,9 @@ const FIRST_GUESS: f64 = 30_000.0;
 /// What few scans cost says little of what many will, since some of it is paid but
 /// once: what is expected counts as so many scans.
 const DOUBTED_SCANS: f64 = 300.0;
-/// Beside as many as that, the first guess, behind which nothing was measured, counts as
-/// so many only.
-const GUESSED_SCANS: f64 = 10.0;
+/// The first guess, behind which nothing was measured, counts as so many shared by the
+/// scans that were, at most as [`DOUBTED_SCANS`]: 18 beside the 512 of a calibration.
+const GUESSED_SCANS: f64 = 9_000.0;
 /// Cost of counting one page until it is measured: 41 ns on a real machine.
 const FIRST_GUESS_COUNTED: f64 = 100.0;
 /// What the target pays for one accessed bit that it has to set again: tens
@@ -202,11 +202,9 @@ impl Governor {
         if cost.scanned > 0 {
             let side = Again { written: 0, ..side };
             let spent = cost.scanning + cost.kdamonds + side.cost();
-            let is_guess = self.scan.known().is_none();
-            let doubted = if is_guess && cost.scanned as f64 >= DOUBTED_SCANS {
-                GUESSED_SCANS
-            } else {
-                DOUBTED_SCANS
+            let doubted = match self.scan.known() {
+                Some(_) => DOUBTED_SCANS,
+                None => DOUBTED_SCANS.min(GUESSED_SCANS / cost.scanned as f64),
             };
             let expected = self.scan_nanos() * doubted;
             let scans = cost.scanned as f64 + doubted;

@@ -194,7 +194,7 @@ impl AccessSet {
         self.tallies[index].written = true;
     }
 
-    /// As if no scan could tell whether a page was accessed.
+    /// As if no scan could tell anything of these pages.
     pub fn forget(&mut self) {
         for tally in &mut self.tallies {
             (tally.accessed, tally.known) = (0, 0);

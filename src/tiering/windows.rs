@@ -55,6 +55,27 @@ pub fn length(rule: WindowRule, epoch: Nanos, scans: u8, scan: u8) -> Nanos {
     Nanos::from_secs_f64(epoch.as_secs_f64() * share(rule, scans, scan)).max(SHORTEST)
 }
 
+/// Whether what a scan saw is to be believed.
+///
+/// A guest that was paused, a machine that slept or where others had the CPU makes a
+/// scan wait much longer than meant, and then what is hardly ever touched is seen, too.
+/// Where that is how it always is, it must do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lateness {
+    was_late: bool,
+}
+
+impl Lateness {
+    /// Of a scan that waited for `waited` where a window is `window` long: not if that
+    /// is more than twice as long, unless the one before was late as well.
+    pub fn believes(&mut self, waited: Nanos, window: Nanos) -> bool {
+        let is_late = waited.0 / 2 > window.0;
+        let believed = !is_late || self.was_late;
+        self.was_late = is_late;
+        believed
+    }
+}
+
 /// The rates that counts of scans stand for.
 #[derive(Clone, Debug)]
 pub struct Rates {
@@ -139,6 +160,16 @@ mod tests {
         let top = |rule| Rates::new(rule, 3).of(3.0);
         assert!(top(WindowRule::Equal) < 13.0);
         assert!(top(WindowRule::Tapered) > 50.0);
+    }
+
+    #[test]
+    fn what_is_late_once_is_not_believed_and_what_always_is_must_do() {
+        let mut lateness = Lateness::default();
+        let believed: Vec<bool> = [10, 19, 60, 10, 60, 60, 60, 20, 60]
+            .map(|waited| lateness.believes(Nanos::from_secs(waited), Nanos::from_secs(10)))
+            .into();
+        let want = [true, true, false, true, false, true, true, true, false];
+        assert_eq!(believed, want);
     }
 
     proptest! {

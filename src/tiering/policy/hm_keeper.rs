@@ -257,11 +257,7 @@ impl<'a, 'v> Planner<'a, 'v> {
                 if want.is_zero() {
                     continue;
                 }
-                self.make_room(
-                    ideal.node,
-                    want,
-                    r.assured(self.settings.prior_samples.into()),
-                );
+                self.make_room(ideal.node, want, r.hotness());
                 // What could not be freed is not promoted.
                 let bytes = want.min(self.free.on(ideal.node)).min(self.left);
                 if bytes.is_zero() {

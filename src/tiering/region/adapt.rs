@@ -117,6 +117,8 @@ fn alike(a: &Region, b: &Region, merge: f32) -> bool {
 /// The samples of one region, added up.
 struct Stats {
     mean: f32,
+    /// Those that could tell, each by the share of scans in which it could.
+    samples: f32,
     contrast: f32,
     order: u8,
 }
@@ -125,13 +127,14 @@ impl Stats {
     /// `None` when no sample of it could tell anything. A sample that could
     /// tell in some scans only counts in proportion.
     fn of(samples: &[(Sample, Tally)], scans: u8) -> Option<Self> {
-        let (mut sum, mut n) = (0.0_f32, 0.0_f32);
+        let (mut sum, mut n, mut whole) = (0.0_f32, 0.0_f32, 0.0_f32);
         let (mut low, mut high) = (f32::INFINITY, 0.0_f32);
         let mut order = 0;
         for (_, tally) in samples.iter().filter(|(_, t)| t.known > 0) {
             let count = f32::from(tally.accessed) * f32::from(scans) / f32::from(tally.known);
             sum += count;
             n += 1.0;
+            whole += f32::from(tally.known) / f32::from(scans);
             // One look of several may have met a stray access.
             if tally.known >= scans.min(2) {
                 low = low.min(count);
@@ -141,6 +144,7 @@ impl Stats {
         }
         (n > 0.0).then(|| Self {
             mean: sum / n,
+            samples: whole,
             contrast: (high - low).max(0.0),
             order,
         })
@@ -151,7 +155,7 @@ impl Stats {
 fn fold(region: &mut Region, samples: &[(Sample, Tally)], scans: u8, thresholds: Thresholds) {
     region.known = Known::NOTHING;
     if let Some(stats) = Stats::of(samples, scans) {
-        region.fold(stats.mean, samples.len(), thresholds.ema);
+        region.fold(stats.mean, stats.samples, thresholds.ema);
         region.contrast = stats.contrast;
         region.order = stats.order;
     }
@@ -208,6 +212,7 @@ fn bisect(
         range,
         pages,
         quota,
+        evidence: region.evidence / 2.0,
         counted: 0,
         counting: None,
         ..region.clone()

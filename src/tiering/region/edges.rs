@@ -158,7 +158,7 @@ pub(super) fn cut(
         if let Some(range) = range {
             let mut piece = piece(&region, range, mine, scans, thresholds.ema);
             piece.doubt = doubt(&piece, mine, scans, thresholds);
-            if starts.len() > 1 {
+            if range != whole {
                 piece.evidence = piece.evidence.max(CUT_EVIDENCE);
             }
             out.push(piece);
@@ -242,8 +242,9 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
     // Also where it is one look: a region that gets no more has nothing else to go by.
     let fresh = || points.iter().filter(|p| p.fresh);
     if let Some(latest) = mean(fresh(), scans) {
+        let samples: f64 = fresh().map(|p| (p.known / scans).min(1.0)).sum();
         #[allow(clippy::cast_possible_truncation)]
-        piece.fold(latest as f32, fresh().count(), ema);
+        piece.fold(latest as f32, samples as f32, ema);
     }
     let sure = points.iter().filter(|p| p.is_sure(scans));
     let counts = sure.map(|p| p.count(scans));

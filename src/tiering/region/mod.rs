@@ -344,16 +344,18 @@ impl Region {
         }
     }
 
-    /// Folds in one epoch's mean count, of so many samples.
-    fn fold(&mut self, latest: f32, samples: usize, ema: f32) {
-        self.evidence = (1.0 - ema) * self.evidence + samples as f32;
+    /// Folds in one epoch's mean count, of so many samples; one that was looked at in
+    /// some of the scans only is as much less of one.
+    fn fold(&mut self, latest: f32, samples: f32, ema: f32) {
         if self.seen {
+            self.evidence = (1.0 - ema) * self.evidence + samples;
             self.before = self.hotness;
             self.previous = self.latest;
         } else {
             // The first count is the average (WHI_0 = HI_0).
             self.before = latest;
             self.previous = latest;
+            self.evidence = samples;
             self.seen = true;
         }
         self.latest = latest;
