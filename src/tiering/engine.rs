@@ -46,8 +46,8 @@ const STUCK_EPOCHS: u64 = 16;
 /// than samples (HM-Keeper §1.2 leaves the step open).
 const MERGE_STEP: f32 = 0.1;
 
-/// Pages that are expected to be looked at before any were dealt out: about what a
-/// busy target affords before any were allotted.
+/// Pages of all targets that are expected to be looked at before any were dealt out:
+/// about what a busy one affords.
 const SAMPLES_AT_FIRST: u64 = 4096;
 
 /// What one epoch told of one target, on the way to its report.
