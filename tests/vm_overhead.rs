@@ -29,6 +29,9 @@ const WINDOW: f64 = 1.25;
 
 /// Epochs after which little is moved any more.
 const SETTLED: u64 = 8;
+/// Epochs after the jump that the long form measures: the jump's burst is paid back in
+/// them.
+const AFTER: u64 = 24;
 
 /// Adds up from outside what kdamonds use, each of which lives for one epoch:
 /// the scheduler's own tracepoint tells when they get a CPU and when they leave it.
@@ -153,7 +156,7 @@ fn agrees(sampler: &str) {
     let watched = watching(&daemon, workload.pid());
     workload.go();
     workload.phase();
-    daemon.epochs(SETTLED);
+    daemon.epochs(short_or_full(SETTLED, AFTER));
     let last = both(&daemon, kernel.as_ref());
     let now = watching(&daemon, workload.pid());
     let slower = slowdown(&mut workload, &daemon, short_or_full(3, 15));

@@ -17,9 +17,7 @@ use super::heart::Heart;
 use super::process::{self, NoTarget};
 use crate::config::Config;
 use crate::epoch::EpochLoop;
-use crate::ports::{
-    AccessSampler, Clock, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch,
-};
+use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch};
 use crate::record::file::Writer;
 use crate::sys::clock::{SysClock, Waker};
 use crate::sys::mover::SysMover;
@@ -204,10 +202,6 @@ impl Worker {
         let kind = AccessSampler::kind(&*sampler);
         let (clock, waker) = SysClock::new();
         let halt = Arc::new(AtomicBool::new(false));
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let settings = config.loop_settings(cpus, plan.dry_run);
-        // The loop accounts for what follows; starting was not free either.
-        let before = clock.process_cpu_time();
         let ports = Ports {
             targets: Box::new(SysTargets::new(&root, &tiers)),
             sampler,
@@ -218,6 +212,10 @@ impl Worker {
             mover: Box::new(SysMover::new(&root).halted_by(Arc::clone(&halt))),
             clock: Box::new(clock),
         };
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let settings = config.loop_settings(cpus, plan.dry_run);
+        // The loop accounts for what follows; starting was not free either.
+        let before = ports.clock.process_cpu_time();
         let mut looping = EpochLoop::new(ports, tiers.clone(), settings, config.daemon.seed);
         if let Some(file) = &plan.record {
             let writer = Writer::append(file, config.daemon.seed).map_err(|e| anyhow!(e))?;

@@ -67,8 +67,7 @@ impl LookRule {
 pub enum WindowRule {
     /// Each shorter than the one before, so that the count tells rates apart which
     /// all show in long windows; memory that is warm has not been seen to come to rest
-    /// with it. Where each
-    /// scan looks at pages of its own, they are equal all the same.
+    /// with it. Where each scan looks at pages of its own, they are equal all the same.
     Tapered,
     /// Each until the next (HM-Keeper §1.2).
     #[default]
