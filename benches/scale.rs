@@ -199,11 +199,15 @@ fn run(case: Case) {
         }
         let target = report.targets.first();
         if epoch <= 6 || epoch % 5 == 0 || case.jump.is_some_and(|j| epoch >= j && epoch < j + 5) {
+            // The first only finds out what there is, and takes next to no time.
+            let overhead = match epoch {
+                1 => "–".to_owned(),
+                _ => format!("{:.2}%", cost / seconds * 100.0),
+            };
             println!(
-                "{epoch:>5} {f1:>6.3} {:>8} {:>8} {:>8.2}% {seconds:>8.2} {turn:>8.0}",
+                "{epoch:>5} {f1:>6.3} {:>8} {:>8} {overhead:>9} {seconds:>8.2} {turn:>8.0}",
                 target.map_or(0, |t| t.regions),
                 target.map_or(0, |t| t.samples),
-                cost / seconds * 100.0,
             );
         }
     }
