@@ -22,6 +22,7 @@ use crate::record::Replay;
 use crate::record::csv::{self, CsvError};
 use crate::record::file::Reader;
 use crate::sys::probe::{self, Finding, State};
+use crate::sys::process::undisturbed;
 use crate::sys::root::Root;
 use crate::sys::topology::SysTopology;
 use crate::tiering::tier::{Figure, Source, TierTable};
@@ -329,7 +330,8 @@ const SAMPLERS: [(&str, SamplerKind); 2] = [
 ];
 
 fn check(args: &Json) -> Result<ExitCode, End> {
-    let findings = probe::probe(&Root::host());
+    let findings = undisturbed(|| probe::probe(&Root::host()))
+        .map_err(|e| Failure::new(code::FAILED, format!("cannot hold signals back: {e}")))?;
     let present = |name: &str| {
         let mut found = findings.iter();
         found.any(|f| f.name == name && f.state == State::Present)

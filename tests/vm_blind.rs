@@ -1,7 +1,7 @@
 //! Without the guest's ticker the emulated TLB never ages, and pages in use
 //! look idle. A daemon that believed it would demote what is hottest.
 //!
-// vm: tick=0 filter=without_ticker timeout=200
+// vm: tick=0 filter=without_ticker timeout=200 once
 // vm: filter=with_ticker timeout=200
 
 mod common;

@@ -15,6 +15,7 @@ use common::{
     PATIENCE, Signal, Site, Workload, ballast, body, hmkeeper, in_guest, locate, output_of, sh,
     share, show, target, wait_for,
 };
+use hmkeeper::sys::process::signal;
 use hmkeeper::units::{Bytes, NodeId};
 
 /// An error: this exit code, lines on stderr that begin with our name, and
@@ -108,6 +109,48 @@ fn without_privileges() {
 }
 
 #[test]
+fn neither_idle_tracking_nor_damon() {
+    if !in_guest() {
+        return;
+    }
+    let mut workload = small_workload();
+    let site = Site::new();
+    site.write_config(&body(workload.pid(), ""));
+    // In mounts of its own, where the kernel's directories are covered by empty ones.
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c"]).arg(format!(
+        "mount -t tmpfs none /sys/kernel/mm/page_idle && mount -t tmpfs none /sys/kernel/mm/damon && \
+         exec {} run --config {}",
+        env!("CARGO_BIN_EXE_hmkeeper"),
+        site.config().display()
+    ));
+    assert_error(
+        &output_within(&command),
+        3,
+        &["CONFIG_IDLE_PAGE_TRACKING", "CONFIG_DAMON_VADDR"],
+    );
+    workload.assert_alive();
+}
+
+#[test]
+fn a_check_that_is_interrupted_leaves_nothing() {
+    if !in_guest() {
+        return;
+    }
+    for millis in [0, 5, 10, 20, 40, 80, 160] {
+        let mut check = hmkeeper()
+            .arg("check")
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .expect("hmkeeper check");
+        std::thread::sleep(std::time::Duration::from_millis(millis));
+        signal(check.id(), Signal::SIGINT).expect("SIGINT");
+        check.wait().expect("its end");
+        assert_eq!(common::kdamond_count(), 0, "after {millis} ms");
+    }
+}
+
+#[test]
 fn all_faults_of_a_configuration_at_once() {
     if !in_guest() {
         return;
@@ -188,6 +231,11 @@ fn pids_that_are_no_targets() {
         &["no such process"],
     );
     assert_error(&daemon.control(&["attach", "2"]), 4, &["kernel thread"]);
+    assert_error(
+        &daemon.control(&["attach", &daemon.pid().to_string()]),
+        4,
+        &["hmkeeper itself"],
+    );
     assert_error(&daemon.control(&["detach", "4194303"]), 4, &["4194303"]);
     let other = small_workload();
     let attached = daemon.control(&["attach", &other.pid().to_string()]);

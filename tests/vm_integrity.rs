@@ -2,7 +2,7 @@
 //! while its pages are moved among all four nodes, and while the daemon is
 //! killed at random moments.
 //!
-// vm: topology=4tier timeout=400 long-timeout=1800
+// vm: topology=4tier timeout=400 long-timeout=1800 once
 
 mod common;
 
@@ -15,7 +15,7 @@ use common::{
 };
 use hmkeeper::demo::workload::lines::Line;
 use hmkeeper::sys::move_pages::{Status, move_to};
-use hmkeeper::units::{Bytes, NodeId, VirtAddr};
+use hmkeeper::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 
 /// A small seeded generator (Numerical Recipes' constants).
 struct Random(u64);
@@ -54,7 +54,7 @@ fn every_byte_survives_forced_moves() {
     workload.go();
     let (over, tried, failed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let (pid, range) = (pid_of(workload.pid()), workload.range);
-    let (end, status, pages) = std::thread::scope(|scope| {
+    let (end, status, pages, by_daemon) = std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut random = Random(1);
             while !over.load(Ordering::Relaxed) {
@@ -81,9 +81,10 @@ fn every_byte_survives_forced_moves() {
         std::thread::sleep(
             Duration::from_secs(seconds).saturating_sub(half + Duration::from_secs(2)),
         );
+        let by_daemon = daemon.metrics().moved_bytes() / PAGE_BYTES as f64;
         over.store(true, Ordering::Relaxed);
         let (end, status) = workload.finish();
-        (end, status, pages)
+        (end, status, pages, by_daemon)
     });
     let Line::End {
         accesses,
@@ -95,7 +96,8 @@ fn every_byte_survives_forced_moves() {
     };
     let moved = tried.load(Ordering::Relaxed) - failed.load(Ordering::Relaxed);
     println!(
-        "{moved} pages moved by force, {} pages checked, in between on {pages:?}",
+        "{moved} pages moved by force and {by_daemon} by the daemon, {} pages checked, in \
+         between on {pages:?}",
         accesses.total()
     );
     assert_eq!(*mismatches, 0, "memory is damaged");
@@ -104,6 +106,7 @@ fn every_byte_survives_forced_moves() {
         moved > bytes.pages() / 4,
         "only {moved} pages were moved: this proved nothing"
     );
+    assert!(by_daemon > 0.0, "the daemon moved nothing");
     for node in 0..4 {
         assert!(
             pages.get(NodeId(node)) > 0,
@@ -133,17 +136,20 @@ fn a_killed_daemon_leaves_nothing_behind() {
         "--step",
     ]);
     let site = Site::new();
-    site.write_config(&body(workload.pid(), "sampler = \"damon\""));
     let mut random = Random(7);
     let mut left_behind = 0;
-    for _ in 0..short_or_full(3, 20) {
+    for round in 0..short_or_full(4, 20) {
+        // The one leaves something in the kernel, the other cleans it up, and the other
+        // way round.
+        let (sampler, kdamonds) = [("damon", 1), ("idle", 0)][round % 2];
+        site.write_config(&body(workload.pid(), &format!("sampler = \"{sampler}\"")));
         let mut daemon = site.start();
         daemon.until_watching(workload.pid());
         wait_for(
-            "its one kdamond, after a crash too",
+            &format!("{kdamonds} kdamonds with {sampler}, after a crash too"),
             PATIENCE,
             || match kdamond_count() {
-                1 => Ok(()),
+                count if count == kdamonds => Ok(()),
                 count => Err(count.to_string()),
             },
         );
@@ -156,7 +162,7 @@ fn a_killed_daemon_leaves_nothing_behind() {
         left_behind > 0,
         "no kill left anything: this proved nothing"
     );
-    // Another sampler cleans up as well.
+    // And at the end nothing is left of any of them.
     site.write_config(&body(workload.pid(), "sampler = \"idle\""));
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());

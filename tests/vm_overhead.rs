@@ -195,7 +195,13 @@ fn agrees(sampler: &str) {
     let side = overhead["target"].as_f64().expect("overhead.target");
     assert!(side > 0.0, "the target pays nothing? {overhead}");
     let median = slower[slower.len() / 2];
-    assert!(median < 0.5, "the target lost half of its speed");
+    // The host is noisy, fifteen pairs less so than three.
+    let most = short_or_full(0.5, 0.2);
+    assert!(
+        median < most,
+        "the target lost {} of its speed",
+        percent(median)
+    );
     workload.assert_alive();
     daemon.stop();
 }

@@ -1,5 +1,7 @@
 //! Whether a process that somebody names can be watched at all.
 
+use std::fs::File;
+
 use procfs::ProcError;
 use procfs::process::Process;
 
@@ -24,6 +26,9 @@ pub enum NoTarget {
     /// It has ended and waits for its parent.
     #[error("pid {0}: has ended already")]
     Zombie(Pid),
+    /// It is this program.
+    #[error("pid {0}: is hmkeeper itself; name another process")]
+    Ourselves(Pid),
     /// It is not ours to watch.
     #[error("pid {0}: {1}; run hmkeeper as root or with CAP_SYS_PTRACE")]
     Unreadable(Pid, String),
@@ -55,6 +60,15 @@ pub fn check(root: &Root, pid: Pid) -> Result<String, NoTarget> {
     if leader != pid.0 {
         return Err(NoTarget::Thread(pid, Pid(leader)));
     }
+    if u32::try_from(pid.0) == Ok(std::process::id()) {
+        return Err(NoTarget::Ourselves(pid));
+    }
+    // Who may read this may read its page map as well.
+    let maps = root.proc(format!("{pid}/maps"));
+    if let Err(error) = File::open(&maps) {
+        let what = format!("{}: {error}", maps.display());
+        return Err(NoTarget::Unreadable(pid, what));
+    }
     Ok(stat.comm)
 }
 
@@ -63,10 +77,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn we_are_a_process_and_our_threads_are_not() {
+    fn neither_we_nor_our_threads_are_targets() {
         let root = Root::host();
         let me = Pid(i32::try_from(std::process::id()).unwrap());
-        assert!(check(&root, me).is_ok());
+        assert_eq!(check(&root, me), Err(NoTarget::Ourselves(me)));
         // Kept alive while it is looked at.
         let (send, receive) = std::sync::mpsc::channel::<()>();
         let (tell, told) = std::sync::mpsc::channel();

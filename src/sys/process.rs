@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_setaffinity};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::unistd::{Pid as NixPid, getppid};
 
 use super::root::Root;
@@ -57,6 +57,24 @@ pub fn signal(pid: u32, signal: Signal) -> io::Result<()> {
     Ok(kill(NixPid::from_raw(pid), signal)?)
 }
 
+fn end_signals() -> SigSet {
+    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
+        .into_iter()
+        .collect()
+}
+
+/// Does `work` as a whole: signals that would end this program in its midst, in which it
+/// may have changed settings of the kernel, are delivered after it.
+///
+/// # Errors
+/// When the signals cannot be held back; then nothing was done.
+pub fn undisturbed<T>(work: impl FnOnce() -> T) -> io::Result<T> {
+    let before = end_signals().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let done = work();
+    before.thread_set_mask()?;
+    Ok(done)
+}
+
 /// Keeps signals that end a program from ending this one: they are blocked in
 /// the calling thread and in all that it starts later, and `tell` is called, in
 /// a thread of its own, for each that comes.
@@ -64,10 +82,7 @@ pub fn signal(pid: u32, signal: Signal) -> io::Result<()> {
 /// # Errors
 /// When a thread cannot be had.
 pub fn catch_end_signals(tell: impl Fn(Signal) + Send + 'static) -> io::Result<()> {
-    let mut set = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        set.add(signal);
-    }
+    let set = end_signals();
     set.thread_block()?;
     std::thread::Builder::new()
         .name("signals".into())
