@@ -119,8 +119,11 @@ fn boot_id(root: &Root) -> String {
 }
 
 /// Clock ticks from boot to a process's start.
+/// When a process was started; `None` where there is none, or only what its parent has
+/// not yet asked for is left.
 fn started(root: &Root, pid: Pid) -> Option<u64> {
-    Stat::of(root, pid).map(|stat| stat.start_time)
+    let stat = Stat::of(root, pid).filter(|stat| !stat.is_dead())?;
+    Some(stat.start_time)
 }
 
 #[cfg(test)]
@@ -167,5 +170,9 @@ mod tests {
         let stat = format!("7 (a b) c) S {}\n", fields.join(" "));
         fs::write(dir.path().join("proc/7/stat"), stat).unwrap();
         assert_eq!(started(&Root::at(dir.path()), Pid(7)), Some(22));
+        // Killed, and its parent has not asked yet: its kernel settings are to be undone.
+        let stat = format!("7 (a b) c) Z {}\n", fields.join(" "));
+        fs::write(dir.path().join("proc/7/stat"), stat).unwrap();
+        assert_eq!(started(&Root::at(dir.path()), Pid(7)), None);
     }
 }

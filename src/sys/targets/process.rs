@@ -70,7 +70,7 @@ impl Stat {
     }
 
     /// Ended, and only its entry is left.
-    pub(super) fn is_dead(&self) -> bool {
+    pub(in crate::sys) fn is_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
 }
