@@ -235,3 +235,20 @@ fn a_named_file_must_exist() {
     assert!(matches!(error, ConfigError::Unreadable { .. }));
     assert!(error.to_string().contains("/nonexistent/h.toml"), "{error}");
 }
+
+#[test]
+fn what_the_manual_says_needs_a_restart_is_named_at_a_reload() {
+    let text = "[daemon]\nseed = 9\nstate_dir = \"/run/other\"\n\
+                [profiling]\nsampler = \"idle\"\nwrites = true\n\
+                [metrics]\nlisten = \"off\"\n[control]\nsocket = \"off\"\n";
+    let new = Config::parse(text, None).unwrap();
+    let mut named = Config::default().restart_needed(&new);
+    named.sort_unstable();
+    let rows = MANUAL.lines().filter(|line| line.starts_with("| `"));
+    let mut documented: Vec<&str> = rows
+        .filter(|line| line.contains("*restart*"))
+        .filter_map(|line| line.split('`').nth(1))
+        .collect();
+    documented.sort_unstable();
+    assert_eq!(named, documented);
+}

@@ -252,6 +252,10 @@ impl Config {
                 self.daemon.state_dir != new.daemon.state_dir,
             ),
             ("profiling.sampler", self.sampler != new.sampler),
+            (
+                "profiling.writes",
+                self.profiling.writes != new.profiling.writes,
+            ),
             ("metrics.listen", self.listen != new.listen),
             ("control.socket", self.socket != new.socket),
         ]
