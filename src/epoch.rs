@@ -27,9 +27,13 @@ use crate::tiering::tier::TierTable;
 use crate::tiering::windows::{self, Lateness};
 use crate::units::{Bandwidth, Bytes, Nanos};
 
-/// The longest that the loop moves without looking up, whatever the interval:
-/// an end that was asked for should not have to wait longer.
-const LONGEST_MIGRATION: Nanos = Nanos::from_secs(10);
+/// The longest that the loop moves without looking up: its part of an interval, however
+/// long that is, for an end that was asked for should not have to wait longer.
+pub fn longest_migration(settings: &LoopSettings) -> Nanos {
+    const MOST: Nanos = Nanos::from_secs(10);
+    let interval = settings.engine.profiling.interval.as_secs_f64();
+    Nanos::from_secs_f64(interval * settings.migration_share).min(MOST)
+}
 
 /// Everything that the loop can be told, at the start or by a reload.
 #[derive(Clone, Debug, PartialEq)]
@@ -477,10 +481,8 @@ impl EpochLoop {
                 .collect();
             return Ok(());
         }
-        let interval = self.settings.engine.profiling.interval;
         let limits = MoveLimits {
-            time: Nanos::from_secs_f64(interval.as_secs_f64() * self.settings.migration_share)
-                .min(LONGEST_MIGRATION),
+            time: longest_migration(&self.settings),
             rate: self.settings.rate.unwrap_or(Bandwidth(u64::MAX)),
             bytes: move_bytes(&self.settings),
             call_time: self.settings.call_time,

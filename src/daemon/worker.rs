@@ -16,7 +16,7 @@ use super::error::DaemonError;
 use super::heart::Heart;
 use super::process::{self, NoTarget};
 use crate::config::Config;
-use crate::epoch::EpochLoop;
+use crate::epoch::{EpochLoop, longest_migration};
 use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch};
 use crate::record::file::Writer;
 use crate::sys::clock::{SysClock, Waker};
@@ -386,8 +386,8 @@ impl Worker {
     /// Publishes what the settings say.
     fn show_settings(&mut self) {
         let moving = self.config.migration.enabled && !self.dry_run;
-        let share = self.config.migration.share * self.config.profiling.interval.as_secs_f64();
-        self.heart.allow(Duration::from_secs_f64(share));
+        let settings = self.config.loop_settings(self.cpus, self.dry_run);
+        self.heart.allow(longest_migration(&settings).into());
         self.snapshots.send_modify(|shared| {
             let snapshot = Arc::make_mut(shared);
             snapshot.policy = self.config.policy.name();
@@ -405,7 +405,10 @@ impl Worker {
             for (holds, reason) in [
                 (self.operator_paused, PauseReason::Operator),
                 (!moving, PauseReason::DryRun),
-                (snapshot.tiers.tiers().len() < 2, PauseReason::OneTier),
+                (
+                    snapshot.tiers.view(&[], None).is_flat(),
+                    PauseReason::OneTier,
+                ),
             ] {
                 if holds {
                     snapshot.standing.push(reason);

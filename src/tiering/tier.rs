@@ -432,6 +432,21 @@ mod tests {
     }
 
     #[test]
+    fn nodes_joined_in_one_tier_are_still_told_apart() {
+        let apart = optane();
+        let joined = vec![Tier {
+            name: "all".into(),
+            nodes: apart.nodes().iter().map(|n| n.id).collect(),
+            capacity: None,
+        }];
+        let table = TierTable::new(joined, apart.nodes().to_vec(), apart.paths().to_vec()).unwrap();
+        assert_eq!(table.tiers().len(), 1);
+        let view = table.view(&[(NodeId(0), 1.0)], None);
+        assert_eq!(order(&view), [[0], [1], [2], [3]]);
+        assert!(!view.is_flat());
+    }
+
+    #[test]
     fn a_program_on_both_sockets_sees_two_ranks() {
         let view = optane().view(&[(NodeId(0), 0.5), (NodeId(1), 0.5)], None);
         assert_eq!(order(&view), [vec![0, 1], vec![2, 3]]);
