@@ -384,16 +384,11 @@ fn pagemap_scan(root: &Root) -> Finding {
 }
 
 /// Name, bit (`linux/capability.h`), and what fails without it.
-const CAPABILITIES: [(&str, u32, &str); 3] = [
-    (
-        "cap-sys-nice",
-        23,
-        "moves pages of processes of other users",
-    ),
+const CAPABILITIES: [(&str, u32, &str); 2] = [
     (
         "cap-sys-ptrace",
         19,
-        "reads page maps of processes of other users",
+        "reads page maps, and moves pages, of processes of other users",
     ),
     (
         "cap-sys-admin",

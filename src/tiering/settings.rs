@@ -87,7 +87,7 @@ pub struct ProfilingSettings {
     pub interval: Nanos,
     /// Scans per epoch (HM-Keeper's `num_scans`), 1 to 20.
     pub scans: u8,
-    /// Share of a target's CPU time that watching and moving may cost
+    /// Share of a target's CPU time that watching it may cost, moving apart
     /// (HM-Keeper's 5 %, §1.6).
     pub overhead_limit: f64,
     /// Regions begin with this many bytes, a power of two: what one last-level
