@@ -175,6 +175,7 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
     }
     let past = f64::from(region.latest);
     let contradicts = |p: &Point| p.contradicts(past, scans, split);
+    let is_mixed = f64::from(region.contrast) > split;
     // Several samples, all sure, and not one that agrees: it is all different now. Two do
     // where they speak for all of it.
     let several = points.len() > 2 || (points.len() == 2 && region.range.pages() <= 4 * reach);
@@ -187,7 +188,11 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
     for page in [first, last] {
         let doubted = doubts.iter().any(|d| d.abs_diff(page) <= reach);
         let at = points.partition_point(|p| p.page < page);
-        if !doubted && points.get(at).is_none_or(|p| p.page != page) {
+        // In a region that contradicts itself the average is true of no folio: one that
+        // was looked at again speaks for itself, or it would never be cut out.
+        let mut beside = points[at.saturating_sub(1)..].iter().take(2);
+        let is_told = beside.any(|p| p.page == page || is_mixed && p.shares_folio(page));
+        if !doubted && !is_told {
             let point = Point {
                 page,
                 accessed: past,

@@ -305,6 +305,31 @@ fn an_edge_is_found_by_bisection_over_epochs() {
 }
 
 #[test]
+fn what_a_mixed_region_was_on_average_does_not_hide_its_folios() {
+    // Another page of each in each epoch.
+    let told = |turn: u64, i: u64, count: u8| {
+        let page = (i * 7 + turn * 31) % 512;
+        let mut told = sample(i * 2 * MIB + page * PAGE_BYTES, count);
+        told.1.order = 9;
+        told
+    };
+    const HOT: [u64; 4] = [1, 4, 7, 10];
+    let mut map = RegionMap::default();
+    map.sync(&[range(0, 22 * MIB)], Bytes(32 * MIB));
+    // Alike at first; then some are hot and the others cold, in every epoch.
+    let first: Vec<_> = (0..11).map(|i| told(0, i, 1)).collect();
+    map.adapt(&first, 3, EDGES);
+    for turn in 1..5 {
+        let count = |i| if HOT.contains(&i) { 3 } else { 0 };
+        let epoch: Vec<_> = (0..11).map(|i| told(turn, i, count(i))).collect();
+        map.adapt(&epoch, 3, EDGES);
+    }
+    let hot = map.regions().iter().filter(|r| r.latest > 2.9);
+    let hot: Vec<u64> = hot.map(|r| r.range().start().0 / (2 * MIB)).collect();
+    assert_eq!(hot, HOT, "{:?}", ranges(&map));
+}
+
+#[test]
 fn among_strays_a_contradiction_is_believed_when_it_is_seen_again() {
     // Huge pages, of which strays find one in nine looks, others each time.
     let epoch = |turn: u64, hot: u8| {
