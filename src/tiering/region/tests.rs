@@ -306,6 +306,7 @@ fn an_edge_is_found_by_bisection_over_epochs() {
 
 #[test]
 fn what_a_mixed_region_was_on_average_does_not_hide_its_folios() {
+    const HOT: [u64; 4] = [1, 4, 7, 10];
     // Another page of each in each epoch.
     let told = |turn: u64, i: u64, count: u8| {
         let page = (i * 7 + turn * 31) % 512;
@@ -313,7 +314,6 @@ fn what_a_mixed_region_was_on_average_does_not_hide_its_folios() {
         told.1.order = 9;
         told
     };
-    const HOT: [u64; 4] = [1, 4, 7, 10];
     let mut map = RegionMap::default();
     map.sync(&[range(0, 22 * MIB)], Bytes(32 * MIB));
     // Alike at first; then some are hot and the others cold, in every epoch.
