@@ -1,5 +1,6 @@
 //! Why the daemon did not start or did not go on, with the exit code.
 
+use super::process::NoTarget;
 use crate::config::ConfigError;
 use crate::control::server::BindError;
 use crate::ports::PortError;
@@ -30,7 +31,7 @@ pub enum DaemonError {
     Environment(String),
     /// A process that cannot be watched was named.
     #[error(transparent)]
-    Target(#[from] super::process::NoTarget),
+    Target(#[from] NoTarget),
     /// This host cannot run it.
     #[error("{0}")]
     Host(String),
@@ -50,11 +51,12 @@ impl DaemonError {
     pub fn code(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Tiers(_) | Self::Environment(_) => code::USAGE,
-            Self::Target(_) => code::NO_TARGET,
-            Self::Host(_)
+            Self::Target(NoTarget::Unreadable(..))
+            | Self::Host(_)
             | Self::Port(
                 PortError::Missing { .. } | PortError::Forbidden { .. } | PortError::Busy { .. },
             ) => code::HOST,
+            Self::Target(_) => code::NO_TARGET,
             Self::Port(_) | Self::Control(_) | Self::Failed(_) => code::FAILED,
         }
     }

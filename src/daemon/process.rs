@@ -30,7 +30,9 @@ pub enum NoTarget {
     #[error("pid {0}: is hmkeeper itself; name another process")]
     Ourselves(Pid),
     /// It is not ours to watch.
-    #[error("pid {0}: {1}; run hmkeeper as root or with CAP_SYS_PTRACE")]
+    #[error(
+        "pid {0}: no permission to watch it ({1}); run hmkeeper as root or with CAP_SYS_PTRACE"
+    )]
     Unreadable(Pid, String),
 }
 

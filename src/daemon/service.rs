@@ -214,7 +214,10 @@ impl Service {
     async fn attach(&self, pid: Pid) -> Reply {
         match self.ask(|done| Command::Attach(pid, done)).await {
             Some(Ok(name)) => Reply::done(format!("watching {pid} ({name})")),
-            Some(Err(why)) => Reply::failed(code::NO_TARGET, why.to_string()),
+            Some(Err(why)) => {
+                let error = DaemonError::from(why);
+                Reply::failed(error.code(), error.to_string())
+            }
             None => stopping(),
         }
     }
