@@ -324,9 +324,10 @@ struct CheckReport<'a> {
 }
 
 /// What each sampler needs, best first: the findings' names.
-const SAMPLERS: [(&str, SamplerKind); 2] = [
+const SAMPLERS: [(&str, SamplerKind); 3] = [
     ("idle-page-tracking", SamplerKind::Idle),
     ("damon-vaddr", SamplerKind::Damon),
+    ("damon-paddr", SamplerKind::DamonPaddr),
 ];
 
 fn check(args: &Json) -> Result<ExitCode, End> {

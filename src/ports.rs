@@ -169,8 +169,12 @@ pub trait Targets {
 pub enum SamplerKind {
     /// Idle-page tracking, per page.
     Idle,
-    /// DAMON over virtual addresses, per region.
+    /// DAMON over virtual addresses, per page.
     Damon,
+    /// DAMON over physical addresses, at the page frames that page maps name.
+    DamonPaddr,
+    /// `clear_refs` and `smaps`, per mapping.
+    Referenced,
     /// The simulator's own.
     Simulated,
 }
@@ -181,6 +185,8 @@ impl SamplerKind {
         match self {
             Self::Idle => "idle",
             Self::Damon => "damon",
+            Self::DamonPaddr => "damon-paddr",
+            Self::Referenced => "referenced",
             Self::Simulated => "simulated",
         }
     }

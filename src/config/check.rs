@@ -198,19 +198,14 @@ fn profiling(
 
 fn sampler(check: &mut Checker, entry: Option<&Entry>) -> Option<SamplerKind> {
     let key = "profiling.sampler";
-    if let Some(entry) = entry
-        && let Some(later @ ("damon-paddr" | "referenced")) = entry.get_ref().as_str()
-    {
-        let message = format!("sampler \"{later}\" is not in this version");
-        let remedy = "choose \"auto\", \"idle\" or \"damon\"";
-        check.fault(entry, key, message, remedy);
-        return None;
-    }
-    let choices = [
-        ("auto", None),
-        (SamplerKind::Idle.as_str(), Some(SamplerKind::Idle)),
-        (SamplerKind::Damon.as_str(), Some(SamplerKind::Damon)),
-    ];
+    let [idle, damon, paddr, referenced] = [
+        SamplerKind::Idle,
+        SamplerKind::Damon,
+        SamplerKind::DamonPaddr,
+        SamplerKind::Referenced,
+    ]
+    .map(|kind| (kind.as_str(), Some(kind)));
+    let choices = [("auto", None), idle, damon, paddr, referenced];
     check.one_of(entry, key, &choices).flatten()
 }
 

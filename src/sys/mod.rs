@@ -15,6 +15,7 @@ pub mod page_idle;
 pub mod pagemap;
 pub mod probe;
 pub mod process;
+pub mod referenced;
 pub mod residency;
 pub mod root;
 pub mod sampler;

@@ -10,11 +10,12 @@ use std::os::fd::AsRawFd;
 
 use serde::Serialize;
 
+use super::damon::{self, Space};
 use super::kpageflags::KpageFlags;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::Pfn;
 use super::root::Root;
-use super::{damon, page_idle, soft_dirty};
+use super::{page_idle, referenced, soft_dirty};
 use crate::ports::PortError;
 
 /// Whether something can be used.
@@ -124,14 +125,17 @@ impl Finding {
 /// Tries everything. Leaves the kernel as it was.
 pub fn probe(root: &Root) -> Vec<Finding> {
     let idle = Finding::of_port("idle-page-tracking", page_idle::try_own_page(root));
-    let vaddr = Finding::of_port("damon-vaddr", damon::try_own_page(root));
+    let of_damon = |name, space| Finding::of_port(name, damon::try_own_page(root, space));
+    let vaddr = of_damon("damon-vaddr", Space::Virtual);
+    let paddr = of_damon("damon-paddr", Space::Physical);
     let mut findings = vec![
-        sampler(&idle, &vaddr),
+        sampler(&idle, &vaddr, &paddr),
         move_pages(root).required(),
         memory_nodes(root),
         idle,
         vaddr,
-        paddr(root),
+        paddr,
+        Finding::of_port("clear-refs", referenced::try_own_pages(root)),
         pagemap(root),
         kpageflags(root),
         soft_dirty(root),
@@ -143,11 +147,12 @@ pub fn probe(root: &Root) -> Vec<Finding> {
 }
 
 /// The sampler that `auto` chooses.
-fn sampler(idle: &Finding, vaddr: &Finding) -> Finding {
+fn sampler(idle: &Finding, vaddr: &Finding, paddr: &Finding) -> Finding {
     let name = "sampler";
     let choices = [
         ("idle", idle, page_idle::RESOLUTION),
-        ("damon", vaddr, damon::RESOLUTION),
+        ("damon", vaddr, Space::Virtual.resolution()),
+        ("damon-paddr", paddr, Space::Physical.resolution()),
     ];
     let chosen = choices
         .into_iter()
@@ -161,34 +166,17 @@ fn sampler(idle: &Finding, vaddr: &Finding) -> Finding {
             State::Forbidden => 1,
             State::Missing => 2,
         };
-        let nearest = if rank(vaddr) < rank(idle) {
-            vaddr
-        } else {
-            idle
-        };
+        let nearest = (choices.iter().map(|&(_, finding, _)| finding))
+            .min_by_key(|finding| rank(finding))
+            .unwrap_or(idle);
         Finding::lacking(
             name,
             nearest.state,
-            "neither idle-page tracking nor DAMON for virtual addresses can be used",
+            "neither idle-page tracking nor DAMON can be used",
             nearest.remedy.clone(),
         )
     };
     finding.required()
-}
-
-fn paddr(root: &Root) -> Finding {
-    let tried = damon::operations(root).and_then(|names| {
-        let list = names.join(" ");
-        if names.iter().any(|name| name == "paddr") {
-            Ok(format!("operations: {list}"))
-        } else {
-            Err(PortError::Missing {
-                what: format!("paddr among DAMON's operations ({list})"),
-                remedy: "use a kernel with CONFIG_DAMON_PADDR=y".into(),
-            })
-        }
-    });
-    Finding::of_port("damon-paddr", tried)
 }
 
 fn own_frame(root: &Root) -> io::Result<Option<(OwnPages, Pfn)>> {

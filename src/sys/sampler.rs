@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use super::damon::{self, DamonSampler};
+use super::damon::{self, DamonSampler, Space};
 use super::page_idle::{self, IdleSampler};
+use super::referenced::ReferencedSampler;
 use super::root::Root;
 use crate::ports::{AccessSampler, PortError, SamplerKind};
 
@@ -22,15 +23,19 @@ pub fn open(
     damon::clean_up(root, state_dir)?;
     match want {
         Some(SamplerKind::Idle) => idle(root),
-        Some(SamplerKind::Damon) => damon(root, state_dir),
+        Some(SamplerKind::Damon) => damon(root, Space::Virtual, state_dir),
+        Some(SamplerKind::Referenced) => Ok(Box::new(ReferencedSampler::open(root)?)),
+        Some(SamplerKind::DamonPaddr) => damon(root, Space::Physical, state_dir),
         Some(kind @ SamplerKind::Simulated) => Err(PortError::Missing {
             what: format!("sampler \"{}\"", kind.as_str()),
-            remedy: "choose idle or damon".into(),
+            remedy: "choose idle, damon, damon-paddr or referenced".into(),
         }),
         None => idle(root).or_else(|first| {
-            damon(root, state_dir).map_err(|second| {
-                tracing::debug!(idle = %first, damon = %second, "no sampler");
-                merge(&first, second)
+            damon(root, Space::Virtual, state_dir).or_else(|second| {
+                damon(root, Space::Physical, state_dir).map_err(|third| {
+                    tracing::debug!(idle = %first, damon = %second, paddr = %third, "no sampler");
+                    merge(&first, second)
+                })
             })
         }),
     }
@@ -41,8 +46,8 @@ fn idle(root: &Root) -> Result<Box<dyn AccessSampler>, PortError> {
     Ok(Box::new(IdleSampler::open(root)?))
 }
 
-fn damon(root: &Root, state_dir: &Path) -> Result<Box<dyn AccessSampler>, PortError> {
-    let mut sampler = DamonSampler::open(root, state_dir)?;
+fn damon(root: &Root, space: Space, state_dir: &Path) -> Result<Box<dyn AccessSampler>, PortError> {
+    let mut sampler = DamonSampler::open(root, space, state_dir)?;
     // With a note in the state directory, as for any kdamond of ours.
     sampler.try_own_page()?;
     Ok(Box::new(sampler))

@@ -8,7 +8,7 @@ use std::{fs, io, thread};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use super::sysfs::{Admin, SHRINK};
-use super::{DamonSampler, MAX_REGIONS};
+use super::{DamonSampler, MAX_REGIONS, Space};
 use crate::ports::{AccessSampler, PortError};
 use crate::sys::own_pages::{OwnPages, own_pid};
 use crate::sys::root::Root;
@@ -77,8 +77,8 @@ pub fn clean_up(root: &Root, state_dir: &Path) -> Result<(), PortError> {
 ///
 /// # Errors
 /// As for [`DamonSampler::open`]; `Failed` where it did not see what it should.
-pub fn try_own_page(root: &Root) -> Result<String, PortError> {
-    let mut sampler = DamonSampler::with_state(root, None);
+pub fn try_own_page(root: &Root, space: Space) -> Result<String, PortError> {
+    let mut sampler = DamonSampler::with_state(root, space, None);
     sampler.try_own_page()
 }
 
@@ -125,29 +125,6 @@ impl DamonSampler {
             "a kdamond told a touched page of {PAGE_BYTES} bytes of ours from an idle one"
         ))
     }
-}
-
-/// The operations that the kernel's DAMON offers: `vaddr`, `fvaddr`, `paddr`.
-///
-/// # Errors
-/// As for [`DamonSampler::open`].
-pub fn operations(root: &Root) -> Result<Vec<String>, PortError> {
-    let mut sampler = DamonSampler::with_state(root, None);
-    let count = sampler.admin.count().map_err(|e| sampler.explain(e))?;
-    if count > 0
-        && let Ok(names) = sampler.admin.first().operations()
-    {
-        return Ok(names);
-    }
-    sampler.check_free()?;
-    sampler.made = true;
-    let read = (|| {
-        sampler.admin.set_count(1)?;
-        sampler.admin.first().make_context()?;
-        sampler.admin.first().operations()
-    })();
-    sampler.unmake();
-    read.map_err(|e| sampler.explain(e))
 }
 
 /// The switches of those modules of DAMON that run.

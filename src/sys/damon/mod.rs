@@ -8,8 +8,8 @@
 //! chose, at moments that it chose.
 //!
 //! **Approach.** DAMON as a reader of accessed bits, without its adaptation:
-//! operations `fvaddr` (fixed virtual addresses), one region of one page per
-//! sample, and an aggregation that never ends, so that no region is ever merged
+//! operations `fvaddr` (fixed virtual addresses), or `paddr` (page frames) where
+//! the kernel has no other, one region of one page per sample, and an aggregation that never ends, so that no region is ever merged
 //! or split. One kdamond, for all target processes, runs through the scans of
 //! one set of samples: it clears the accessed bits, sleeps for nearly the whole
 //! window, checks, and begins anew. A scheme of action `stat`, applied after each check, passes by every
@@ -25,7 +25,10 @@
 //! region against 2.
 //!
 //! What is told means the same as the idle bit: touched between arm and
-//! collect. A page that nothing was told of in time is unknown.
+//! collect. A page that nothing was told of in time is unknown. In physical
+//! addresses a sample is the page frame that its page map named when it was armed:
+//! DAMON over physical memory of its own needs hot memory to lie together there,
+//! which pages of 4 KiB do not; single frames need not.
 //!
 //! **Properties.** Only a kdamond that we made is ever touched: it carries a
 //! random mark, which is noted in the state directory before it is made and
@@ -37,6 +40,7 @@
 mod host;
 mod sysfs;
 mod told;
+mod watch;
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -46,12 +50,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use self::host::{busy_remedy, has_memory, most_regions, run_time};
-pub use self::host::{clean_up, operations, try_own_page};
+pub use self::host::{clean_up, try_own_page};
 pub(super) use self::host::{kdamond_count, running_modules};
-use self::sysfs::{Admin, Intervals, Regions, errno};
+use self::sysfs::{Admin, Intervals, errno};
 use self::told::Told;
+pub use self::watch::Space;
+use self::watch::{Watch, address};
 use super::clock::thread_cpu_time;
-use super::frames::Frames;
+use super::frames::{Frames, by_target};
 use super::kpageflags::{Folio, KpageFlags};
 use super::own_pages::own_pid;
 use super::pagemap::{Entry, PfnNodes};
@@ -59,7 +65,7 @@ use super::root::Root;
 use super::state::{Note, Owner, StateDir};
 use crate::ports::{AccessSampler, PortError, SamplerKind};
 use crate::tiering::observation::{AccessSet, Sample, Seen};
-use crate::units::{Nanos, Pid, VirtAddr};
+use crate::units::{Nanos, Pid};
 
 /// Least time between clear and check: DAMON's own default.
 const MIN_CHECK_MICROS: u64 = 5_000;
@@ -76,33 +82,14 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Bytes of a ring buffer per region: an event of 52 bytes and its header. Every
 /// CPU has such a buffer, for the kdamond may run on any.
 const EVENT_BYTES: u64 = 64;
-/// What a verdict means.
-pub(super) const RESOLUTION: &str = "a folio is seen accessed if its page table was walked for it in \
-                                     the scan; at most 8192 samples a scan";
-const OPERATIONS: &str = "fvaddr";
 /// The mark's uppermost bit: above any size of a region.
 const MARK_BIT: u64 = 1 << 63;
-
-/// One process and what is watched of it.
-#[derive(Debug)]
-struct Watch {
-    pid: Pid,
-    /// Its samples.
-    samples: Range<usize>,
-    /// The pages that are watched, sorted.
-    pages: Vec<VirtAddr>,
-    /// The same in the kernel's files.
-    regions: Regions,
-    /// How often each page was seen accessed since the kdamond was started.
-    counts: Vec<u32>,
-    /// What was told of each page in this scan: whether it was accessed.
-    told: Vec<Option<bool>>,
-}
 
 /// DAMON as a sampler.
 #[derive(Debug)]
 pub struct DamonSampler {
     root: Root,
+    space: Space,
     admin: Admin,
     state: Option<StateDir>,
     mark: u64,
@@ -134,16 +121,17 @@ impl DamonSampler {
     /// # Errors
     /// `Missing` where the kernel has no DAMON or not what we need of it, `Busy`
     /// where somebody else uses it, `Forbidden` without root.
-    pub fn open(root: &Root, state_dir: &Path) -> Result<Self, PortError> {
+    pub fn open(root: &Root, space: Space, state_dir: &Path) -> Result<Self, PortError> {
         clean_up(root, state_dir)?;
-        let sampler = Self::with_state(root, Some(StateDir::new(state_dir)));
+        let sampler = Self::with_state(root, space, Some(StateDir::new(state_dir)));
         sampler.check_free()?;
         Ok(sampler)
     }
 
-    fn with_state(root: &Root, state: Option<StateDir>) -> Self {
+    fn with_state(root: &Root, space: Space, state: Option<StateDir>) -> Self {
         Self {
             root: root.clone(),
+            space,
             admin: Admin::new(root),
             state,
             mark: MARK_BIT | RandomState::new().hash_one(own_pid().0),
@@ -168,7 +156,7 @@ impl DamonSampler {
         if count > 0 && !self.is_ours(count) {
             // Theirs tells what the kernel offers: no use in stopping it otherwise.
             if let Ok(names) = self.admin.first().operations()
-                && !names.iter().any(|name| name == OPERATIONS)
+                && !names.iter().any(|name| name == self.space.operations())
             {
                 return Err(self.explain(io::ErrorKind::Unsupported.into()));
             }
@@ -215,10 +203,11 @@ impl DamonSampler {
             }
             self.admin.set_count(1)?;
             kdamond.make_context()?;
-            if !kdamond.operations()?.iter().any(|name| name == OPERATIONS) {
+            let wanted = self.space.operations();
+            if !kdamond.operations()?.iter().any(|name| name == wanted) {
                 return Err(io::ErrorKind::Unsupported.into());
             }
-            kdamond.set_operations(OPERATIONS)
+            kdamond.set_operations(wanted)
         })();
         made.map_err(|e| {
             self.unmake();
@@ -245,13 +234,18 @@ impl DamonSampler {
         self.watches.clear();
     }
 
-    /// Tells the kdamond which pages to watch; processes that have ended, and
-    /// samples whose turn it is not, stay out.
+    /// Tells the kdamond which pages to watch. Processes that have ended stay out, as
+    /// do, in physical addresses, samples without a page frame.
     fn assign(&mut self) -> Result<(), PortError> {
         let samples = self.frames.samples();
-        let targets: Vec<Range<usize>> = by_target(samples)
-            .filter(|range| has_memory(&self.root, samples[range.start].pid))
-            .collect();
+        let entry = |i: usize| self.frames.entries().get(i).copied().unwrap_or_default();
+        let targets: Vec<Range<usize>> = match self.space {
+            Space::Virtual => by_target(samples)
+                .filter(|range| has_memory(&self.root, samples[range.start].pid))
+                .collect(),
+            Space::Physical if samples.is_empty() => Vec::new(),
+            Space::Physical => std::iter::once(0..samples.len()).collect(),
+        };
         let kdamond = self.admin.first();
         let mut left = self.most;
         let assigned = (|| {
@@ -261,36 +255,24 @@ impl DamonSampler {
             }
             let mut regions = 0;
             for (index, range) in targets.into_iter().enumerate() {
-                let pid = samples[range.start].pid;
-                let mut pages: Vec<VirtAddr> = samples[range.clone()]
-                    .iter()
-                    .take(left)
-                    .map(|sample| sample.addr.page())
-                    .collect();
-                pages.dedup();
-                left -= pages.len();
                 if self.watches.len() == index {
-                    self.watches.push(Watch {
-                        pid: Pid(0),
-                        samples: 0..0,
-                        pages: Vec::new(),
-                        regions: kdamond.regions(index),
-                        counts: Vec::new(),
-                        told: Vec::new(),
-                    });
+                    self.watches.push(Watch::new(kdamond.regions(index)));
                 }
                 let watch = &mut self.watches[index];
-                if watch.pid != pid {
+                let pid = samples[range.start].pid;
+                if self.space == Space::Virtual && watch.pid != Some(pid) {
                     kdamond.set_process(index, pid)?;
-                    watch.pid = pid;
+                    watch.pid = Some(pid);
                 }
-                regions += watch.regions.watch(&pages)?;
-                watch.samples = range;
-                watch.counts.clear();
-                watch.counts.resize(pages.len(), 0);
-                watch.told.clear();
-                watch.told.resize(pages.len(), None);
-                watch.pages = pages;
+                // As armed last: page frames that are no longer theirs are told
+                // apart when the verdict is asked for.
+                let pages = (range.clone())
+                    .filter_map(|i| address(self.space, &samples[i], entry(i)))
+                    .take(left)
+                    .collect();
+                watch.set(range, pages);
+                left -= watch.pages.len();
+                regions += watch.regions.watch(&watch.pages)?;
             }
             if let Some(told) = &mut self.told {
                 told.tracepoint.reserve(regions as u64 * EVENT_BYTES)?;
@@ -340,10 +322,8 @@ impl DamonSampler {
                 self.running = kdamond.pid();
                 break;
             };
-            let all_there = self
-                .watches
-                .iter()
-                .all(|watch| has_memory(&self.root, watch.pid));
+            let mut pids = self.watches.iter().filter_map(|watch| watch.pid);
+            let all_there = pids.all(|pid| has_memory(&self.root, pid));
             if all_there {
                 return Err(self.explain(error));
             }
@@ -419,16 +399,15 @@ impl DamonSampler {
     }
 
     fn verdict(&self, index: usize, watch: &Watch) -> Seen {
-        let page = self.frames.samples()[index].addr.page();
         let (armed, now) = (self.armed[index], self.frames.entries()[index]);
         if !armed.present() || !now.present() || armed.pfn() != now.pfn() {
             return Seen::Unknown;
         }
-        let told = watch.pages.binary_search(&page).map(|i| watch.told[i]);
-        match told {
-            Ok(Some(true)) => return Seen::Accessed,
-            Ok(Some(false)) => {}
-            _ => return Seen::Unknown,
+        let page = address(self.space, &self.frames.samples()[index], armed);
+        match page.and_then(|page| watch.verdict(page)) {
+            Some(true) => return Seen::Accessed,
+            Some(false) => {}
+            None => return Seen::Unknown,
         }
         // DAMON passes over pages off the LRU lists without a word.
         if let (Some(flags), Some(folio)) = (&self.flags, self.folios[index])
@@ -447,15 +426,17 @@ impl DamonSampler {
             what: format!("DAMON ({what})"),
             remedy: remedy.into(),
         };
+        let config = self.space.config();
         if error.kind() == io::ErrorKind::Unsupported {
-            return missing(
-                "this kernel's DAMON has no virtual addresses: use one with CONFIG_DAMON_VADDR=y",
-            );
+            let operations = self.space.operations();
+            return missing(&format!(
+                "this kernel's DAMON has no operations {operations}: use one with {config}"
+            ));
         }
         match errno(&error) {
-            Some(libc::ENOENT) if !self.admin.path().exists() => {
-                missing("use a kernel with CONFIG_DAMON_SYSFS=y and CONFIG_DAMON_VADDR=y")
-            }
+            Some(libc::ENOENT) if !self.admin.path().exists() => missing(&format!(
+                "use a kernel with CONFIG_DAMON_SYSFS=y and {config}"
+            )),
             Some(libc::ENOENT) => missing(
                 "use Linux 6.7 or later with CONFIG_EVENT_TRACING=y, and mount its tracefs: mount -t \
                  tracefs tracefs /sys/kernel/tracing",
@@ -478,7 +459,7 @@ impl DamonSampler {
 
 impl AccessSampler for DamonSampler {
     fn kind(&self) -> SamplerKind {
-        SamplerKind::Damon
+        self.space.kind()
     }
 
     fn arm(&mut self, samples: &[Sample], window: Nanos) -> Result<(), PortError> {
@@ -494,9 +475,16 @@ impl AccessSampler for DamonSampler {
         }
         self.stop();
         self.make()?;
-        self.assign()?;
-        self.frames.locate();
-        self.resolve();
+        if self.space == Space::Physical {
+            // Where they are is what is assigned.
+            self.frames.locate();
+            self.resolve();
+            self.assign()?;
+        } else {
+            self.assign()?;
+            self.frames.locate();
+            self.resolve();
+        }
         self.start(collected)
     }
 
@@ -551,7 +539,7 @@ impl AccessSampler for DamonSampler {
     }
 
     fn resolution(&self) -> String {
-        RESOLUTION.into()
+        self.space.resolution().into()
     }
 }
 
@@ -559,19 +547,4 @@ impl Drop for DamonSampler {
     fn drop(&mut self) {
         self.unmake();
     }
-}
-
-/// The index ranges of samples of one target each.
-fn by_target(samples: &[Sample]) -> impl Iterator<Item = Range<usize>> {
-    let mut begin = 0;
-    std::iter::from_fn(move || {
-        let first = samples.get(begin)?;
-        let count = samples[begin..]
-            .iter()
-            .take_while(|sample| sample.target == first.target)
-            .count();
-        let range = begin..begin + count;
-        begin += count;
-        Some(range)
-    })
 }

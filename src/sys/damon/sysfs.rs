@@ -13,7 +13,7 @@ use nix::sys::stat::Mode;
 
 use crate::sys::root::Root;
 use crate::sys::text::write_existing;
-use crate::units::{PAGE_BYTES, Pid, VirtAddr};
+use crate::units::{PAGE_BYTES, Pid};
 
 /// How often a file that says `EBUSY` is tried again, and after what pause: in
 /// all a tenth of a second.
@@ -25,7 +25,8 @@ const BUSY_PAUSE: Duration = Duration::from_millis(5);
 const SPARE: usize = 2;
 /// Regions are made anew when fewer than one in so many is used.
 pub(super) const SHRINK: usize = 4;
-/// Where spare regions are: above the memory of any process, 2^56 at most.
+/// Where spare regions are: above the memory of any process, 2^56 at most, and of any
+/// machine, 2^52.
 const BEYOND: u64 = 1 << 60;
 
 /// The intervals of a kdamond, in microseconds.
@@ -188,27 +189,30 @@ pub(super) struct Regions {
 struct Slot {
     start: File,
     end: File,
-    page: VirtAddr,
+    page: u64,
 }
 
 impl Regions {
-    /// Watches these pages, sorted, in place of those of before. Regions that are not
-    /// needed now are kept beyond any process's memory, so that the number of
-    /// regions, whose change makes the kernel forget all of them, seldom changes. Returns how many regions there are.
-    pub(super) fn watch(&mut self, pages: &[VirtAddr]) -> io::Result<usize> {
+    /// Watches the pages at these addresses, sorted, in place of those of before.
+    /// Regions that are not needed now are kept beyond all memory, so that the number of
+    /// regions, whose change makes the kernel forget all of them, seldom changes. One at
+    /// least is: what the kernel found at the last region it takes for true of the first
+    /// one of its next check where both lie in one folio. Returns how many regions there
+    /// are.
+    pub(super) fn watch(&mut self, pages: &[u64]) -> io::Result<usize> {
         let count = pages.len();
-        if count > self.slots.len() || count < self.slots.len() / SHRINK {
+        if count >= self.slots.len() || count < self.slots.len() / SHRINK {
             self.resize(count + count / SPARE + 1)?;
         }
-        let spare = (0..).map(|i| VirtAddr(BEYOND + i * 2 * PAGE_BYTES));
+        let spare = (0..).map(|i| BEYOND + i * 2 * PAGE_BYTES);
         for (slot, page) in self
             .slots
             .iter_mut()
             .zip(pages.iter().copied().chain(spare))
         {
             if slot.page != page {
-                rewrite(&slot.start, page.0)?;
-                rewrite(&slot.end, page.0 + PAGE_BYTES)?;
+                rewrite(&slot.start, page)?;
+                rewrite(&slot.end, page + PAGE_BYTES)?;
                 slot.page = page;
             }
         }
@@ -227,7 +231,7 @@ impl Regions {
             self.slots.push(Slot {
                 start: open(format!("{index}/start"))?,
                 end: open(format!("{index}/end"))?,
-                page: VirtAddr(0),
+                page: 0,
             });
         }
         Ok(())

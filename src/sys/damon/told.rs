@@ -2,10 +2,10 @@
 
 use std::io;
 
-use super::Watch;
+use super::watch::Watch;
 use crate::sys::root::Root;
 use crate::sys::trace::{Field, Tracepoint};
-use crate::units::{Pid, VirtAddr};
+use crate::units::Pid;
 
 /// The tracepoint that tells of each region after a check, since Linux 6.7.
 const EVENT: &str = "damon/damos_before_apply";
@@ -67,7 +67,7 @@ impl Told {
             let watch = usize::try_from(target + scheme)
                 .ok()
                 .and_then(|i| watches.get_mut(i));
-            new += usize::from(watch.is_some_and(|w| enter(w, VirtAddr(start), accesses)));
+            new += usize::from(watch.is_some_and(|w| enter(w, start, accesses)));
         })?;
         Ok(new)
     }
@@ -75,7 +75,7 @@ impl Told {
 
 /// Enters that a page was seen accessed so many times since the kdamond was
 /// started; returns whether it is the first that is told of the page in this scan.
-fn enter(watch: &mut Watch, page: VirtAddr, accesses: u64) -> bool {
+fn enter(watch: &mut Watch, page: u64, accesses: u64) -> bool {
     let Ok(index) = watch.pages.binary_search(&page) else {
         return false;
     };
@@ -97,28 +97,21 @@ mod tests {
 
     #[test]
     fn what_is_told_counts_on_from_check_to_check() {
-        let pages = vec![VirtAddr(4096), VirtAddr(8192)];
-        let mut watch = Watch {
-            pid: Pid(1),
-            samples: 0..2,
-            counts: vec![0; 2],
-            told: vec![None; 2],
-            regions: Admin::new(&Root::host()).first().regions(0),
-            pages,
-        };
-        assert!(enter(&mut watch, VirtAddr(4096), 1));
-        assert!(enter(&mut watch, VirtAddr(8192), 0));
-        assert!(!enter(&mut watch, VirtAddr(1 << 60), 0), "a spare region");
+        let mut watch = Watch::new(Admin::new(&Root::host()).first().regions(0));
+        watch.set(0..2, vec![8192, 4096, 8192]);
+        assert!(enter(&mut watch, 4096, 1));
+        assert!(enter(&mut watch, 8192, 0));
+        assert!(!enter(&mut watch, 1 << 60, 0), "a spare region");
         assert_eq!(watch.told, [Some(true), Some(false)]);
         // The next scan: nothing new of the first, an access of the second,
         // whose earlier check comes late from another CPU.
         watch.told.fill(None);
-        assert!(enter(&mut watch, VirtAddr(4096), 1));
-        assert!(enter(&mut watch, VirtAddr(8192), 1));
-        assert!(!enter(&mut watch, VirtAddr(8192), 0));
+        assert!(enter(&mut watch, 4096, 1));
+        assert!(enter(&mut watch, 8192, 1));
+        assert!(!enter(&mut watch, 8192, 0));
         assert_eq!(watch.told, [Some(false), Some(true)]);
         watch.told.fill(None);
-        assert!(enter(&mut watch, VirtAddr(8192), 1));
+        assert!(enter(&mut watch, 8192, 1));
         assert_eq!(watch.told[1], Some(false));
     }
 }
