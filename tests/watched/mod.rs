@@ -186,6 +186,11 @@ pub fn open(kind: SamplerKind) -> Option<Box<dyn AccessSampler>> {
             eprintln!("skipped: {e}");
             None
         }
+        // Whoever uses it on somebody's machine; in the guest nobody does.
+        Err(e @ PortError::Busy { .. }) if std::env::var_os("HMKEEPER_TEST_SETTINGS").is_none() => {
+            eprintln!("skipped: {e}");
+            None
+        }
         Err(e) => panic!("{e}"),
     }
 }
