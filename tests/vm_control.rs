@@ -104,6 +104,7 @@ fn who_pauses_resumes_and_detaches_is_obeyed() {
     assert!(is_paused(&daemon, "operator"), "{status:#}");
     let moved = daemon.metrics().moved_bytes() - before;
     assert!(moved < 1.0, "{moved} bytes moved while paused");
+    assert_unmoved(&first);
     tell(&daemon, &["resume"]);
     until_promoted(&first, &daemon);
     assert!(!is_paused(&daemon, "operator"));
