@@ -173,8 +173,6 @@ pub enum SamplerKind {
     Damon,
     /// DAMON over physical addresses, at the page frames that page maps name.
     DamonPaddr,
-    /// `clear_refs` and `smaps`, per mapping.
-    Referenced,
     /// The simulator's own.
     Simulated,
 }
@@ -186,7 +184,6 @@ impl SamplerKind {
             Self::Idle => "idle",
             Self::Damon => "damon",
             Self::DamonPaddr => "damon-paddr",
-            Self::Referenced => "referenced",
             Self::Simulated => "simulated",
         }
     }

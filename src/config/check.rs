@@ -198,14 +198,21 @@ fn profiling(
 
 fn sampler(check: &mut Checker, entry: Option<&Entry>) -> Option<SamplerKind> {
     let key = "profiling.sampler";
-    let [idle, damon, paddr, referenced] = [
+    if let Some(entry) = entry
+        && entry.get_ref().as_str() == Some("referenced")
+    {
+        let message = "sampler \"referenced\" is not in this version";
+        let remedy = "choose \"auto\", \"idle\", \"damon\" or \"damon-paddr\"";
+        check.fault(entry, key, message, remedy);
+        return None;
+    }
+    let [idle, damon, paddr] = [
         SamplerKind::Idle,
         SamplerKind::Damon,
         SamplerKind::DamonPaddr,
-        SamplerKind::Referenced,
     ]
     .map(|kind| (kind.as_str(), Some(kind)));
-    let choices = [("auto", None), idle, damon, paddr, referenced];
+    let choices = [("auto", None), idle, damon, paddr];
     check.one_of(entry, key, &choices).flatten()
 }
 

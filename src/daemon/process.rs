@@ -5,6 +5,7 @@ use std::fs::File;
 use procfs::ProcError;
 use procfs::process::Process;
 
+use crate::sys::pagemap::is_gone;
 use crate::sys::root::Root;
 use crate::units::Pid;
 
@@ -31,7 +32,8 @@ pub enum NoTarget {
     Ourselves(Pid),
     /// It is not ours to watch.
     #[error(
-        "pid {0}: no permission to watch it ({1}); run hmkeeper as root or with CAP_SYS_PTRACE"
+        "pid {0}: no permission to watch it ({1}); run hmkeeper as root, or with CAP_SYS_PTRACE \
+         and CAP_DAC_READ_SEARCH"
     )]
     Unreadable(Pid, String),
 }
@@ -65,11 +67,14 @@ pub fn check(root: &Root, pid: Pid) -> Result<String, NoTarget> {
     if u32::try_from(pid.0) == Ok(std::process::id()) {
         return Err(NoTarget::Ourselves(pid));
     }
-    // Who may read this may read its page map as well.
-    let maps = root.proc(format!("{pid}/maps"));
-    if let Err(error) = File::open(&maps) {
-        let what = format!("{}: {error}", maps.display());
-        return Err(NoTarget::Unreadable(pid, what));
+    let pagemap = root.proc(format!("{pid}/pagemap"));
+    match File::open(&pagemap) {
+        Err(error) if is_gone(&error) => return Err(NoTarget::Absent(pid)),
+        Err(error) => {
+            let what = format!("{}: {error}", pagemap.display());
+            return Err(NoTarget::Unreadable(pid, what));
+        }
+        Ok(_) => {}
     }
     Ok(stat.comm)
 }

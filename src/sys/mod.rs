@@ -15,7 +15,6 @@ pub mod page_idle;
 pub mod pagemap;
 pub mod probe;
 pub mod process;
-pub mod referenced;
 pub mod residency;
 pub mod root;
 pub mod sampler;

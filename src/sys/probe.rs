@@ -15,7 +15,7 @@ use super::kpageflags::KpageFlags;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::Pfn;
 use super::root::Root;
-use super::{page_idle, referenced, soft_dirty};
+use super::{page_idle, soft_dirty};
 use crate::ports::PortError;
 
 /// Whether something can be used.
@@ -135,7 +135,6 @@ pub fn probe(root: &Root) -> Vec<Finding> {
         idle,
         vaddr,
         paddr,
-        Finding::of_port("clear-refs", referenced::try_own_pages(root)),
         pagemap(root),
         kpageflags(root),
         soft_dirty(root),

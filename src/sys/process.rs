@@ -63,13 +63,16 @@ fn end_signals() -> SigSet {
         .collect()
 }
 
-/// Does `work` as a whole: signals that would end this program in its midst, in which it
-/// may have changed settings of the kernel, are delivered after it.
+/// Does `work` as a whole: SIGINT, SIGTERM, SIGHUP and SIGQUIT, which would end this
+/// program in its midst, in which it may have changed settings of the kernel, are
+/// delivered after it.
 ///
 /// # Errors
 /// When the signals cannot be held back; then nothing was done.
 pub fn undisturbed<T>(work: impl FnOnce() -> T) -> io::Result<T> {
-    let before = end_signals().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let mut set = end_signals();
+    set.add(Signal::SIGQUIT);
+    let before = set.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let done = work();
     before.thread_set_mask()?;
     Ok(done)

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use super::damon::{self, DamonSampler, Space};
 use super::page_idle::{self, IdleSampler};
-use super::referenced::ReferencedSampler;
 use super::root::Root;
 use crate::ports::{AccessSampler, PortError, SamplerKind};
 
@@ -24,21 +23,41 @@ pub fn open(
     match want {
         Some(SamplerKind::Idle) => idle(root),
         Some(SamplerKind::Damon) => damon(root, Space::Virtual, state_dir),
-        Some(SamplerKind::Referenced) => Ok(Box::new(ReferencedSampler::open(root)?)),
         Some(SamplerKind::DamonPaddr) => damon(root, Space::Physical, state_dir),
         Some(kind @ SamplerKind::Simulated) => Err(PortError::Missing {
             what: format!("sampler \"{}\"", kind.as_str()),
-            remedy: "choose idle, damon, damon-paddr or referenced".into(),
+            remedy: "choose idle, damon or damon-paddr".into(),
         }),
-        None => idle(root).or_else(|first| {
-            damon(root, Space::Virtual, state_dir).or_else(|second| {
-                damon(root, Space::Physical, state_dir).map_err(|third| {
-                    tracing::debug!(idle = %first, damon = %second, paddr = %third, "no sampler");
-                    merge(&first, second)
-                })
-            })
-        }),
+        None => best(root, state_dir),
     }
+}
+
+/// The best that there is. Page frames only where the kernel knows no other addresses:
+/// whatever else is in the way of these is in the way of those as well.
+fn best(root: &Root, state_dir: &Path) -> Result<Box<dyn AccessSampler>, PortError> {
+    let mut errors = Vec::new();
+    match idle(root) {
+        Ok(sampler) => return Ok(sampler),
+        Err(error) => errors.push(error),
+    }
+    for space in [Space::Virtual, Space::Physical] {
+        match damon(root, space, state_dir) {
+            Ok(sampler) => {
+                for error in errors {
+                    tracing::info!("passed over: {error}");
+                }
+                return Ok(sampler);
+            }
+            Err(error) => {
+                let is_missing = matches!(error, PortError::Missing { .. });
+                errors.push(error);
+                if !is_missing {
+                    break;
+                }
+            }
+        }
+    }
+    Err(merge(errors))
 }
 
 fn idle(root: &Root) -> Result<Box<dyn AccessSampler>, PortError> {
@@ -53,9 +72,9 @@ fn damon(root: &Root, space: Space, state_dir: &Path) -> Result<Box<dyn AccessSa
     Ok(Box::new(sampler))
 }
 
-/// One error that tells both. Stopping somebody is easier than being root,
-/// that is easier than another kernel.
-fn merge(idle: &PortError, damon: PortError) -> PortError {
+/// One error that tells all. Stopping somebody is easier than being root, that is
+/// easier than another kernel.
+fn merge(mut errors: Vec<PortError>) -> PortError {
     let rank = |error: &PortError| match error {
         PortError::Busy { .. } => 0,
         PortError::Forbidden { .. } => 1,
@@ -63,12 +82,18 @@ fn merge(idle: &PortError, damon: PortError) -> PortError {
         PortError::Failed { .. } | PortError::Malformed { .. } => 3,
     };
     let what = "a way to see accessed pages (idle-page tracking or DAMON)".to_owned();
-    let remedy = format!("{idle}; {damon}");
-    match rank(idle).min(rank(&damon)) {
-        0 => PortError::Busy { what, remedy },
-        1 => PortError::Forbidden { what, remedy },
-        2 => PortError::Missing { what, remedy },
-        _ => damon,
+    let mut told: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    told.dedup();
+    let remedy = told.join("; ");
+    let missing = |remedy| PortError::Missing {
+        what: what.clone(),
+        remedy,
+    };
+    match errors.iter().map(rank).min() {
+        Some(0) => PortError::Busy { what, remedy },
+        Some(1) => PortError::Forbidden { what, remedy },
+        Some(2) => missing(remedy),
+        _ => errors.pop().unwrap_or_else(|| missing(remedy)),
     }
 }
 

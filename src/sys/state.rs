@@ -118,9 +118,8 @@ fn boot_id(root: &Root) -> String {
         .unwrap_or_default()
 }
 
-/// Clock ticks from boot to a process's start.
-/// When a process was started; `None` where there is none, or only what its parent has
-/// not yet asked for is left.
+/// When a process was started, in clock ticks since boot; `None` where there is none, or
+/// only a zombie.
 fn started(root: &Root, pid: Pid) -> Option<u64> {
     let stat = Stat::of(root, pid).filter(|stat| !stat.is_dead())?;
     Some(stat.start_time)

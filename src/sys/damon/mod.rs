@@ -8,12 +8,13 @@
 //! chose, at moments that it chose.
 //!
 //! **Approach.** DAMON as a reader of accessed bits, without its adaptation:
-//! operations `fvaddr` (fixed virtual addresses), or `paddr` (page frames) where
-//! the kernel has no other, one region of one page per sample, and an aggregation that never ends, so that no region is ever merged
-//! or split. One kdamond, for all target processes, runs through the scans of
-//! one set of samples: it clears the accessed bits, sleeps for nearly the whole
-//! window, checks, and begins anew. A scheme of action `stat`, applied after each check, passes by every
-//! region, and its tracepoint `damon:damos_before_apply` tells what was found.
+//! operations `fvaddr` (fixed virtual addresses) or `paddr` (page frames), one region
+//! of one page per sample, and an aggregation that never ends, so that no region is
+//! ever merged or split. One kdamond, for all target processes, runs through the scans
+//! of one set of samples: it clears the accessed bits, sleeps for nearly the whole
+//! window, checks, and begins anew. A scheme of action `stat`, applied after each
+//! check, passes by every region, and its tracepoint `damon:damos_before_apply` tells
+//! what was found.
 //!
 //! ```text
 //! arm                              collect, arm                      collect, rest
@@ -26,9 +27,9 @@
 //!
 //! What is told means the same as the idle bit: touched between arm and
 //! collect. A page that nothing was told of in time is unknown. In physical
-//! addresses a sample is the page frame that its page map named when it was armed:
-//! DAMON over physical memory of its own needs hot memory to lie together there,
-//! which pages of 4 KiB do not; single frames need not.
+//! addresses a sample is the page frame that its page map named when it was armed.
+//! DAMON's own regions over physical memory work only where hot memory is contiguous
+//! there, and scattered pages of 4 KiB are not; single frames need not be.
 //!
 //! **Properties.** Only a kdamond that we made is ever touched: it carries a
 //! random mark, which is noted in the state directory before it is made and
@@ -55,9 +56,9 @@ pub(super) use self::host::{kdamond_count, running_modules};
 use self::sysfs::{Admin, Intervals, errno};
 use self::told::Told;
 pub use self::watch::Space;
-use self::watch::{Watch, address};
+use self::watch::{Watch, address, by_target};
 use super::clock::thread_cpu_time;
-use super::frames::{Frames, by_target};
+use super::frames::Frames;
 use super::kpageflags::{Folio, KpageFlags};
 use super::own_pages::own_pid;
 use super::pagemap::{Entry, PfnNodes};
