@@ -8,7 +8,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, Site, Workload, body, in_guest, number, share, wait_for};
+use common::{PATIENCE, Site, Workload, body, in_guest, number, share, until_hot_on, wait_for};
 use hmkeeper::sys::process::{cpu_time, pin_thread};
 use hmkeeper::sys::root::Root;
 
@@ -89,14 +89,7 @@ fn with_ticker_the_same_target_is_seen_and_promoted() {
         return;
     }
     let (workload, daemon, _site) = burning();
-    wait_for("the hot pages on node 0", PATIENCE, || {
-        let pages = workload.located(0);
-        if share(&pages, &[0]) >= 0.9 {
-            Ok(())
-        } else {
-            Err(format!("{pages:?}\n{:#}", daemon.status()))
-        }
-    });
+    until_hot_on(&[0], &workload, &daemon);
     let blind = daemon
         .metrics()
         .value("hmkeeper_paused", &[("reason", "sampler-blind")]);

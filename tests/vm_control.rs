@@ -7,20 +7,12 @@ mod common;
 
 use common::{
     Daemon, PATIENCE, Site, Workload, body, hmkeeper, in_guest, locate, share, show, target,
-    wait_for,
+    until_hot_on, wait_for,
 };
 
-/// 64 MiB of which a quarter is hot, on the slowest node, on CPU 0.
+/// One that has begun.
 fn workload() -> Workload {
-    let mut workload = Workload::start(&[
-        "--bytes=64MiB",
-        "--hot=0.25",
-        "--chunks=8",
-        "--cpus=0",
-        "--start-node=3",
-        "--phases=1",
-        "--phase-seconds=100000",
-    ]);
+    let mut workload = Workload::small();
     workload.phase();
     workload
 }
@@ -35,17 +27,6 @@ fn is_paused(daemon: &Daemon, reason: &str) -> bool {
 fn assert_unmoved(workload: &Workload) {
     let pages = locate(workload.pid(), &[workload.range]);
     assert!(share(&pages, &[3]) > 0.999, "pages moved: {pages:?}");
-}
-
-fn until_promoted(workload: &Workload, daemon: &Daemon) {
-    wait_for("the hot pages on node 0", PATIENCE, || {
-        let pages = workload.located(0);
-        if share(&pages, &[0]) >= 0.9 {
-            Ok(())
-        } else {
-            Err(format!("{pages:?}\n{:#}", daemon.status()))
-        }
-    });
 }
 
 fn tell(daemon: &Daemon, verb: &[&str]) {
@@ -106,7 +87,7 @@ fn who_pauses_resumes_and_detaches_is_obeyed() {
     assert!(moved < 1.0, "{moved} bytes moved while paused");
     assert_unmoved(&first);
     tell(&daemon, &["resume"]);
-    until_promoted(&first, &daemon);
+    until_hot_on(&[0], &first, &daemon);
     assert!(!is_paused(&daemon, "operator"));
 
     // Watched while paused, and let go before it could be moved.

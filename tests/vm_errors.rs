@@ -13,7 +13,7 @@ use std::process::{Command, Output};
 
 use common::{
     PATIENCE, Signal, Site, Workload, ballast, body, hmkeeper, in_guest, locate, output_of, sh,
-    share, show, target, wait_for,
+    show, target, until_hot_on, wait_for,
 };
 use hmkeeper::sys::process::signal;
 use hmkeeper::units::{Bytes, NodeId};
@@ -58,25 +58,12 @@ fn output_within(command: &Command) -> Output {
     all.output().expect("running timeout")
 }
 
-/// 64 MiB of which a quarter is hot, on the slowest node, on CPU 0.
-fn small_workload() -> Workload {
-    Workload::start(&[
-        "--bytes=64MiB",
-        "--hot=0.25",
-        "--chunks=8",
-        "--cpus=0",
-        "--start-node=3",
-        "--phases=1",
-        "--phase-seconds=100000",
-    ])
-}
-
 #[test]
 fn without_privileges() {
     if !in_guest() {
         return;
     }
-    let mut workload = small_workload();
+    let mut workload = Workload::small();
     let site = Site::new();
     site.write_config(&body(workload.pid(), ""));
     for (path, mode) in [("", 0o755), ("state", 0o777), ("hmkeeper.toml", 0o644)] {
@@ -113,7 +100,7 @@ fn neither_idle_tracking_nor_damon() {
     if !in_guest() {
         return;
     }
-    let mut workload = small_workload();
+    let mut workload = Workload::small();
     let site = Site::new();
     site.write_config(&body(workload.pid(), ""));
     // In mounts of its own, where the kernel's directories are covered by empty ones.
@@ -179,7 +166,7 @@ fn a_broken_file_does_not_replace_the_old() {
     if !in_guest() {
         return;
     }
-    let mut workload = small_workload();
+    let mut workload = Workload::small();
     let site = Site::new();
     site.write_config(&body(workload.pid(), ""));
     let mut daemon = site.start();
@@ -213,7 +200,7 @@ fn pids_that_are_no_targets() {
     if !in_guest() {
         return;
     }
-    let mut workload = small_workload();
+    let mut workload = Workload::small();
     let site = Site::new();
     site.write_config("");
     assert_error(
@@ -237,7 +224,7 @@ fn pids_that_are_no_targets() {
         &["hmkeeper itself"],
     );
     assert_error(&daemon.control(&["detach", "4194303"]), 4, &["4194303"]);
-    let other = small_workload();
+    let other = Workload::small();
     let attached = daemon.control(&["attach", &other.pid().to_string()]);
     assert!(attached.status.success(), "{}", show(&attached));
     wait_for("the attached target", PATIENCE, || {
@@ -255,7 +242,7 @@ fn a_target_that_ends_in_mid_epoch() {
     if !in_guest() {
         return;
     }
-    let (mut short, mut long) = (small_workload(), small_workload());
+    let (mut short, mut long) = (Workload::small(), Workload::small());
     let site = Site::new();
     site.write_config(&format!(
         "{}[[targets]]\nname = \"other\"\npid = {}\n",
@@ -289,7 +276,7 @@ fn a_port_in_use() {
     if !in_guest() {
         return;
     }
-    let mut workload = small_workload();
+    let mut workload = Workload::small();
     let site = Site::new();
     site.write_config(&body(workload.pid(), ""));
     let _taken = TcpListener::bind(("127.0.0.1", site.port())).expect("the port");
@@ -306,7 +293,7 @@ fn a_socket_directory_that_is_missing() {
     if !in_guest() {
         return;
     }
-    let mut workload = small_workload();
+    let mut workload = Workload::small();
     let site = Site::new();
     site.write_config(&body(workload.pid(), ""));
     let text = fs::read_to_string(site.config()).expect("the configuration");
@@ -321,7 +308,7 @@ fn a_tier_that_does_not_exist() {
     if !in_guest() {
         return;
     }
-    let mut workload = small_workload();
+    let mut workload = Workload::small();
     let site = Site::new();
     let tiers = "[[tiers]]\nname = \"fast\"\nnodes = [0]\n[[tiers]]\nname = \"far\"\nnodes = [9]\n";
     site.write_config(&format!("{}{tiers}", body(workload.pid(), "")));
@@ -340,20 +327,13 @@ fn a_node_that_is_full() {
     }
     // Nothing is free on node 0 beyond what the daemon leaves alone.
     let _ballast = ballast(0, Bytes::ZERO);
-    let mut workload = small_workload();
+    let mut workload = Workload::small();
     workload.phase();
     let site = Site::new();
     site.write_config(&body(workload.pid(), ""));
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());
-    wait_for("the hot pages on the next node", PATIENCE, || {
-        let pages = workload.located(0);
-        if share(&pages, &[0, 1]) >= 0.9 {
-            Ok(())
-        } else {
-            Err(format!("{pages:?}\n{:#}", daemon.status()))
-        }
-    });
+    until_hot_on(&[0, 1], &workload, &daemon);
     daemon.epochs(3);
     let oom = sh("grep -w oom_kill /proc/vmstat");
     assert_eq!(oom.trim(), "oom_kill 0", "somebody was killed");
@@ -388,14 +368,7 @@ fn a_cpuset_that_forbids_the_node() {
     site.write_config(&body(workload.pid(), ""));
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());
-    wait_for("the hot pages on node 1", PATIENCE, || {
-        let pages = workload.located(0);
-        if share(&pages, &[1]) >= 0.9 {
-            Ok(())
-        } else {
-            Err(format!("{pages:?}\n{:#}", daemon.status()))
-        }
-    });
+    until_hot_on(&[1], &workload, &daemon);
     daemon.epochs(3);
     let pages = locate(workload.pid(), &[workload.range]);
     for forbidden in [0, 2] {

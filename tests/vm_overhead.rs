@@ -22,7 +22,7 @@ const NOT_YET: f64 = 0.15;
 
 /// `profiling.overhead_limit` as it is by default.
 const LIMIT: f64 = 0.05;
-/// By how much a window of some sixteen epochs may exceed it: it holds a jump of
+/// By how much a window of nine epochs, or 25 in the long form, may exceed it: it holds a jump of
 /// the hot set, whose burst is paid back after it, and a guest's costs change with
 /// what else its host does. `tiering::governor` tests that the average holds.
 const WINDOW: f64 = 1.25;

@@ -424,6 +424,18 @@ pub fn share(pages: &ByNode, nodes: &[u32]) -> f64 {
     pages.share(&nodes).unwrap_or(0.0)
 }
 
+/// Waits until nearly all of what is hot is on these nodes.
+pub fn until_hot_on(nodes: &[u32], workload: &Workload, daemon: &Daemon) {
+    wait_for(&format!("the hot pages on {nodes:?}"), PATIENCE, || {
+        let pages = workload.located(0);
+        if share(&pages, nodes) >= 0.9 {
+            Ok(())
+        } else {
+            Err(format!("{pages:?}\n{:#}", daemon.status()))
+        }
+    });
+}
+
 /// One line for a person.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)

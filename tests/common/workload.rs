@@ -38,7 +38,20 @@ impl Workload {
         Self::start_as(command)
     }
 
-    /// The same through another command line.
+    /// 64 MiB of which a quarter is hot, on the slowest node, on CPU 0.
+    pub fn small() -> Self {
+        Self::start(&[
+            "--bytes=64MiB",
+            "--hot=0.25",
+            "--chunks=8",
+            "--cpus=0",
+            "--start-node=3",
+            "--phases=1",
+            "--phase-seconds=100000",
+        ])
+    }
+
+    /// The workload of another command line.
     pub fn start_as(mut command: Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         end_with_parent(&mut command, Signal::SIGKILL);
