@@ -13,9 +13,9 @@ const BUFFER: Bytes = Bytes::from_mib(512);
 const ROOM: Bytes = Bytes::from_mib(96);
 /// Each in its place within so many epochs.
 const PLACED_WITHIN: u64 = 25;
-/// Beyond those that are to be still, so many at most.
-const STILL_WITHIN: usize = 25;
-/// Bytes moved in an epoch that is still, as a share of the buffer.
+/// Beyond those that are to be still, so many at most; on a quiet host it takes five.
+const STILL_WITHIN: usize = 40;
+/// Below this share of the buffer is moved in each epoch that is still.
 const STILL: f64 = 0.01;
 
 #[test]
@@ -78,15 +78,13 @@ fn the_hottest_first_the_rest_next_and_then_still() {
         before = now;
         moved
     };
-    // What is only touched in about every second scan looks hotter now and then.
-    let is_still = |epochs: &[f64]| {
-        let mean = epochs.iter().sum::<f64>() / epochs.len() as f64;
-        let above = epochs.iter().filter(|&&share| share >= STILL).count();
-        mean < STILL && above * 10 <= epochs.len()
-    };
     let rest = short_or_full(8, 30);
     let mut seen = Vec::new();
-    while seen.len() < rest || !is_still(&seen[seen.len() - rest..]) {
+    while seen.len() < rest
+        || seen[seen.len() - rest..]
+            .iter()
+            .any(|&share| share >= STILL)
+    {
         assert!(
             seen.len() < rest + STILL_WITHIN,
             "never still for {rest} epochs; shares of the footprint moved per epoch: {seen:?}"

@@ -45,6 +45,9 @@ const STUCK_EPOCHS: u64 = 16;
 /// By how much of the scans τ1 rises per epoch while there are more regions
 /// than samples (HM-Keeper §1.2 leaves the step open).
 const MERGE_STEP: f32 = 0.1;
+/// So many standard errors apart neighbours stay apart. Chance alone holds back one merge
+/// in eighty, until the next epoch.
+const APART: f32 = 2.5;
 
 /// Pages of all targets that are expected to be looked at before any were dealt out:
 /// about what a busy one affords.
@@ -332,6 +335,11 @@ impl Engine {
         };
         Thresholds {
             merge: merge * scans,
+            surely: match profiling.split {
+                // Of too many regions all may merge.
+                SplitRule::Edges if profiling.overhead_control => APART / (1.0 - raised),
+                _ => f32::INFINITY,
+            },
             split: split * scans,
             minimum: profiling.minimum_region,
             reach: Bytes(profiling.initial_region.0 / 2),

@@ -11,6 +11,9 @@ use crate::units::{Bytes, VirtAddr};
 pub struct Thresholds {
     /// τ1: merge below.
     pub merge: f32,
+    /// Neighbours whose averages are further apart than so many standard errors stay
+    /// apart, however little that is; infinite: only τ1 counts, as in HM-Keeper.
+    pub surely: f32,
     /// τ2: split above.
     pub split: f32,
     /// No region is split below so many bytes, a power of two.
@@ -31,6 +34,7 @@ impl Thresholds {
     /// HM-Keeper's at three scans.
     pub(crate) const FOR_TESTS: Self = Self {
         merge: 1.0,
+        surely: f32::INFINITY,
         split: 2.0,
         minimum: Bytes(64 << 10),
         reach: Bytes(1 << 20),
@@ -85,7 +89,7 @@ impl RegionMap {
                 // What contradicts itself is alike with nothing.
                 let settled = grows && part.contrast <= thresholds.split;
                 match rebuild.last_mut() {
-                    Some(last) if open && settled && alike(last, &part, thresholds.merge) => {
+                    Some(last) if open && settled && alike(last, &part, scans, thresholds) => {
                         last.absorb(&part);
                         done.merges += 1;
                         open = false;
@@ -105,13 +109,21 @@ impl RegionMap {
 /// Whether two neighbours may become one: they touch, both were watched, and
 /// neither the last epoch nor the average tells them apart. Memory that was
 /// watched and never present is alike, too.
-fn alike(a: &Region, b: &Region, merge: f32) -> bool {
+fn alike(a: &Region, b: &Region, scans: u8, thresholds: Thresholds) -> bool {
     a.range.end() == b.range.start()
         && a.watched
         && b.watched
         && a.seen == b.seen
-        && (a.latest - b.latest).abs() < merge
-        && (a.hotness - b.hotness).abs() < merge
+        && (a.latest - b.latest).abs() < thresholds.merge
+        && (a.hotness - b.hotness).abs() < thresholds.merge
+        && !differ(a, b, f32::from(scans), thresholds.surely)
+}
+
+/// Whether the averages of two regions are further apart than chance explains. Of warm
+/// memory τ1 alone sees no more than chance now and then: it went into a cold neighbour,
+/// and with that out of its tier.
+fn differ(a: &Region, b: &Region, scans: f32, errors: f32) -> bool {
+    (a.hotness - b.hotness).abs() > errors * (a.variance(scans) + b.variance(scans)).sqrt()
 }
 
 /// The samples of one region, added up.

@@ -208,6 +208,14 @@ impl Region {
         }
     }
 
+    /// Of its hotness, that being the mean of so many samples' counts: binomial, each
+    /// with one look at either result before the first, as little is certain of few.
+    fn variance(&self, scans: f32) -> f32 {
+        let looks = self.evidence * scans;
+        let p = (self.hotness * self.evidence + 1.0) / (looks + 2.0);
+        scans * p * (1.0 - p) / self.evidence
+    }
+
     /// The same for the last epoch alone.
     pub fn latest(&self) -> f32 {
         self.latest

@@ -277,6 +277,29 @@ const EDGES: Thresholds = Thresholds {
 };
 
 #[test]
+fn what_is_surely_warmer_stays_apart() {
+    let thresholds = |surely| Thresholds { surely, ..EDGES };
+    // Four samples of each in each epoch: 2 MiB never accessed, 2 MiB in every other
+    // scan at first, and then by chance in less.
+    let told = |warm: [u8; 4]| {
+        let at = |i: usize| i as u64 * MIB / 2;
+        let cold = (0..4).map(move |i| sample(at(i), 0));
+        cold.chain((0..4).map(move |i| sample(at(4 + i), warm[i])))
+            .collect::<Vec<_>>()
+    };
+    let merged = |surely| {
+        let mut map = map(&[range(0, 4 * MIB)]);
+        for warm in [[1, 2, 2, 1], [2, 1, 1, 2], [1, 1, 1, 0], [0, 1, 1, 1]] {
+            map.adapt(&told(warm), 3, thresholds(surely));
+        }
+        map.regions().len() == 1
+    };
+    // By less than a third of the scans, and yet not by chance.
+    assert!(!merged(2.0));
+    assert!(merged(f32::INFINITY));
+}
+
+#[test]
 fn an_edge_is_found_by_bisection_over_epochs() {
     // Hot: from 5 MiB + 200 KiB on. Every epoch tells one page of each gap.
     let edge = 5 * MIB + 200 * 1024;
