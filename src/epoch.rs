@@ -477,6 +477,7 @@ impl EpochLoop {
                         deferred: m.limit.pages(),
                         ..PageCounts::default()
                     },
+                    is_whole: false,
                 })
                 .collect();
             return Ok(());

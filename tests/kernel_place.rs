@@ -55,6 +55,33 @@ fn small_pages_move_between_all_pairs_of_nodes() {
 }
 
 #[test]
+fn moves_of_one_range_find_pages_of_their_own() {
+    let Some((_guard, nodes)) = nodes() else {
+        return;
+    };
+    let (from, to) = (nodes[0].node, nodes[1].node);
+    let buffer = buffer_on(from, Bytes::from_mib(2), HugePages::Refused);
+    // As for two promotions that need its place: 200 pages, 300, and more than are left.
+    let asked = [200, 300, 50].map(|pages| Move {
+        limit: Bytes::from_pages(pages),
+        ..asked(us(), buffer.range(), from, to)
+    });
+    let outcome = SysMover::new(&Root::host())
+        .apply(&asked, limits())
+        .unwrap();
+    let told: Vec<_> = outcome
+        .results
+        .iter()
+        .map(|r| (r.pages, r.is_whole))
+        .collect();
+    assert_eq!(
+        told,
+        [(moved(200), false), (moved(300), false), (moved(12), true)]
+    );
+    assert_eq!(count(&buffer, to), 512);
+}
+
+#[test]
 fn huge_pages_move_as_one_and_stay_huge() {
     let Some((_guard, nodes)) = nodes() else {
         return;

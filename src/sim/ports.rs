@@ -182,6 +182,7 @@ impl PageMover for SimMemory {
             outcome.results.push(MoveResult {
                 asked: asked.clone(),
                 pages,
+                is_whole: limit > 0,
             });
         }
         outcome.elapsed = machine.now.saturating_sub(start);

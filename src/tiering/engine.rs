@@ -216,21 +216,20 @@ impl Engine {
     fn record(&mut self, seen: &Observation) {
         let last = self.epoch - 1;
         for result in &seen.outcome.results {
-            let asked = &result.asked;
+            let (asked, pages) = (&result.asked, result.pages);
+            let Some(tracked) = self.targets.get_mut(&asked.target) else {
+                continue;
+            };
+            let at = (last, asked.direction);
+            let map = &mut tracked.map;
+            map.record_move(asked.range, asked.from, asked.to, pages.moved, at);
+            if pages.moved + pages.busy == 0 && pages.refused > 0 {
+                map.record_stuck(asked.range, self.epoch + STUCK_EPOCHS);
+            }
+        }
+        for (asked, most) in seen.outcome.left() {
             if let Some(tracked) = self.targets.get_mut(&asked.target) {
-                tracked.map.record_move(
-                    asked.range,
-                    asked.from,
-                    asked.to,
-                    result.pages.moved,
-                    (last, asked.direction),
-                );
-                let pages = result.pages;
-                if pages.moved + pages.busy == 0 && pages.refused > 0 {
-                    tracked
-                        .map
-                        .record_stuck(asked.range, self.epoch + STUCK_EPOCHS);
-                }
+                tracked.map.record_left(asked.range, asked.from, most);
             }
         }
         for counted in &seen.residency {

@@ -1,5 +1,6 @@
 //! What the engine asks for once per epoch, and what became of it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -101,6 +102,11 @@ impl PageCounts {
         ]
     }
 
+    /// Found on the node that they were to leave, and still there.
+    pub fn left_behind(self) -> u64 {
+        self.busy + self.no_room + self.refused + self.deferred
+    }
+
     /// Adds `other`, result by result.
     pub fn add(&mut self, other: Self) {
         self.moved += other.moved;
@@ -119,6 +125,9 @@ pub struct MoveResult {
     pub asked: Move,
     /// Its pages by result.
     pub pages: PageCounts,
+    /// Whether all of its range was looked through: what `pages` does not count is not on
+    /// the node that it was to leave.
+    pub is_whole: bool,
 }
 
 /// What became of all moves of one plan.
@@ -130,6 +139,26 @@ pub struct MoveOutcome {
     pub elapsed: Nanos,
     /// The longest single system call, the bound of any stall that we caused.
     pub longest_call: Nanos,
+}
+
+impl MoveOutcome {
+    /// The last move of each range that was looked through to its end, with how many
+    /// pages at most are still where all its moves were to take them from.
+    pub fn left(&self) -> impl Iterator<Item = (&Move, u64)> {
+        let mut ranges: BTreeMap<_, (u64, Option<&Move>)> = BTreeMap::new();
+        for result in &self.results {
+            let asked = &result.asked;
+            let key = (asked.target, asked.range.start(), asked.from);
+            let range = ranges.entry(key).or_default();
+            range.0 += result.pages.left_behind();
+            if result.is_whole {
+                range.1 = Some(asked);
+            }
+        }
+        ranges
+            .into_values()
+            .filter_map(|(left, whole)| Some((whole?, left)))
+    }
 }
 
 /// A range whose residency the engine wants counted.

@@ -79,6 +79,8 @@ struct Turn {
     gone: HashSet<Pid>,
     longest: Duration,
     counts: Vec<PageCounts>,
+    /// Whether all of each move's range was looked through.
+    whole: Vec<bool>,
     room: HashMap<NodeId, Room>,
     busy: Vec<(Pid, NodeId, Item)>,
 }
@@ -131,9 +133,17 @@ impl SysMover {
     fn find(&mut self, moves: &[Move], group: &[usize], turn: &mut Turn) -> io::Result<Vec<Item>> {
         let mut items = Vec::new();
         let mut found = Vec::new();
+        // Where the search for the last move of a range ended, since the next one wants
+        // other pages, and whether it had begun where the range does.
+        let mut ends: HashMap<PageRange, (VirtAddr, bool)> = HashMap::new();
         for &index in group {
             let asked = &moves[index];
-            let Some(part) = self.next_part(asked) else {
+            let (start, all) = ends.get(&asked.range).copied().unwrap_or_else(|| {
+                let start = self.walk_start(asked);
+                (start, start == asked.range.start())
+            });
+            let Some(part) = part_from(start, asked.range) else {
+                turn.whole[index] = all;
                 continue;
             };
             found.clear();
@@ -143,12 +153,17 @@ impl SysMover {
                 .locator
                 .folios_on(asked.pid, part, asked.from, limit, rests, &mut found)?;
             turn.counts[index].refused += rest;
+            let is_enough = pages >= limit;
             let key = (asked.pid, asked.from);
-            if pages < limit && part.end() < asked.range.end() {
+            if !is_enough && part.end() < asked.range.end() {
                 self.walks.insert(key, part.end());
             } else {
                 self.walks.remove(&key);
+                turn.whole[index] = all && !is_enough;
             }
+            let last = found.last().filter(|_| is_enough);
+            let end = last.and_then(|f| f.addr.checked_add(Bytes::from_pages(f.pages)));
+            ends.insert(asked.range, (end.unwrap_or(part.end()), all));
             items.extend(found.iter().map(|f| Item {
                 index,
                 addr: f.addr,
@@ -158,15 +173,13 @@ impl SysMover {
         Ok(items)
     }
 
-    /// The part of a move's range to look through now: a long walk that found
-    /// too little goes on where it ended.
-    fn next_part(&self, asked: &Move) -> Option<PageRange> {
+    /// Where to look through a move's range: a long walk that found too little goes on
+    /// where it ended.
+    fn walk_start(&self, asked: &Move) -> VirtAddr {
         let start = self.walks.get(&(asked.pid, asked.from)).copied();
-        let start = start
+        start
             .filter(|&addr| asked.range.contains(addr))
-            .unwrap_or(asked.range.start());
-        let end = start.checked_add(LONGEST_WALK)?.min(asked.range.end());
-        PageRange::new(start, end)
+            .unwrap_or(asked.range.start())
     }
 
     /// Carries out one group: the same process, source and destination.
@@ -312,6 +325,7 @@ impl PageMover for SysMover {
             gone: HashSet::new(),
             longest: Duration::ZERO,
             counts: vec![PageCounts::default(); moves.len()],
+            whole: vec![false; moves.len()],
             room: rooms(&self.root),
             busy: Vec::new(),
         };
@@ -346,10 +360,11 @@ impl PageMover for SysMover {
         Ok(MoveOutcome {
             results: moves
                 .iter()
-                .zip(turn.counts)
-                .map(|(asked, pages)| MoveResult {
+                .zip(turn.counts.into_iter().zip(turn.whole))
+                .map(|(asked, (pages, is_whole))| MoveResult {
                     asked: asked.clone(),
                     pages,
+                    is_whole,
                 })
                 .collect(),
             elapsed: turn.start.elapsed().into(),
@@ -360,6 +375,12 @@ impl PageMover for SysMover {
     fn cpu_time(&self) -> Nanos {
         self.cpu
     }
+}
+
+/// What to look through of a range now, from `start` on; `None` at its end.
+fn part_from(start: VirtAddr, range: PageRange) -> Option<PageRange> {
+    let end = start.checked_add(LONGEST_WALK)?.min(range.end());
+    PageRange::new(start, end)
 }
 
 /// How many of these folios, from the first on, hold no more than `bytes`.

@@ -149,6 +149,7 @@ fn what_moved_is_known_at_once_and_not_moved_again() {
                 moved: m.limit.pages(),
                 ..PageCounts::default()
             },
+            is_whole: false,
         })
         .collect();
     let plan = engine.step(&third);
@@ -157,6 +158,28 @@ fn what_moved_is_known_at_once_and_not_moved_again() {
     assert_eq!(target.resident, [Bytes::from_mib(2), Bytes::from_mib(6)]);
     assert_eq!(target.flows[0].moved, Bytes::from_mib(2));
     assert_eq!(target.access_ratio, [1.0, 0.0]);
+}
+
+#[test]
+fn what_was_looked_for_and_not_found_is_not_planned_again() {
+    let (mut engine, plan) = warmed_up(tiers(None));
+    let asked = plan.moves[0].clone();
+    let mut third = observation(30, plan.samples.clone(), 2 * MIB);
+    let part = |moved, busy, is_whole| MoveResult {
+        asked: asked.clone(),
+        pages: PageCounts {
+            moved,
+            busy,
+            ..PageCounts::default()
+        },
+        is_whole,
+    };
+    // Of 512 pages it had 100: 7 of them will not go.
+    third.outcome.results = vec![part(60, 4, false), part(33, 3, true)];
+    let plan = engine.step(&third);
+    assert_eq!(bytes(&plan.moves), Bytes::from_pages(7));
+    // What it really has is counted first.
+    assert_eq!(plan.sweeps[0].range, asked.range);
 }
 
 #[test]
@@ -169,6 +192,7 @@ fn a_refused_move_is_planned_again_later() {
             refused: 512,
             ..PageCounts::default()
         },
+        is_whole: true,
     }];
     let mut plan = engine.step(&third);
     assert_eq!(plan.report.targets[0].move_pages.refused, 512);

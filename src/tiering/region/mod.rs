@@ -505,6 +505,18 @@ impl RegionMap {
         }
     }
 
+    /// All of `range` was looked through for pages on `node`, and no more than `most` are
+    /// left. A region that came of a split or merge knows no more than what share of
+    /// the whole it is: it is counted anew.
+    pub fn record_left(&mut self, range: PageRange, node: NodeId, most: u64) {
+        for region in self.within(range) {
+            if range.covers(region.range) && region.pages.cap(node, most) {
+                region.counted = 0;
+                region.counting = None;
+            }
+        }
+    }
+
     /// Nothing of `range` could be moved: leave it alone until `epoch`.
     pub fn record_stuck(&mut self, range: PageRange, epoch: u64) {
         for region in self.within(range) {

@@ -100,6 +100,15 @@ impl Pages {
         }
     }
 
+    /// There are no more than `most` on `node`. Returns whether more were held to be.
+    pub fn cap(&mut self, node: NodeId, most: u64) -> bool {
+        let surplus = self.on(node).saturating_sub(most);
+        if surplus > 0 {
+            self.take(node, surplus);
+        }
+        surplus > 0
+    }
+
     /// `count` fewer on a node that has so many.
     fn take(&mut self, node: NodeId, count: u64) {
         if node == self.first.0 {
