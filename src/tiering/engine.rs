@@ -28,6 +28,7 @@ use super::tier::{TierTable, TierView};
 use super::windows::{self, Rates};
 use crate::units::{Bytes, Nanos, NodeId, Pid};
 
+mod outcome;
 mod reporting;
 mod tracked;
 use reporting::Ratios;
@@ -45,8 +46,8 @@ const STUCK_EPOCHS: u64 = 16;
 /// By how much of the scans τ1 rises per epoch while there are more regions
 /// than samples (HM-Keeper §1.2 leaves the step open).
 const MERGE_STEP: f32 = 0.1;
-/// So many standard errors apart neighbours stay apart. Chance alone holds back one merge
-/// in eighty, until the next epoch.
+/// So many standard errors apart neighbours stay apart: few merges are held back by chance
+/// alone, and what is held back may merge in a later epoch.
 const APART: f32 = 2.5;
 
 /// Pages of all targets that are expected to be looked at before any were dealt out:
@@ -212,35 +213,6 @@ impl Engine {
         }
     }
 
-    /// What became of the last plan.
-    fn record(&mut self, seen: &Observation) {
-        let last = self.epoch - 1;
-        for result in &seen.outcome.results {
-            let (asked, pages) = (&result.asked, result.pages);
-            let Some(tracked) = self.targets.get_mut(&asked.target) else {
-                continue;
-            };
-            let at = (last, asked.direction);
-            let map = &mut tracked.map;
-            map.record_move(asked.range, asked.from, asked.to, pages.moved, at);
-            if pages.moved + pages.busy == 0 && pages.refused > 0 {
-                map.record_stuck(asked.range, self.epoch + STUCK_EPOCHS);
-            }
-        }
-        for (asked, most) in seen.outcome.left() {
-            if let Some(tracked) = self.targets.get_mut(&asked.target) {
-                tracked.map.record_left(asked.range, asked.from, most);
-            }
-        }
-        for counted in &seen.residency {
-            if let Some(tracked) = self.targets.get_mut(&counted.target) {
-                tracked
-                    .map
-                    .record_count(counted.range, &counted.pages_by_node, self.epoch);
-            }
-        }
-    }
-
     /// Brings one target's regions up to date.
     fn follow(
         &mut self,
@@ -336,8 +308,8 @@ impl Engine {
             merge: merge * scans,
             surely: match profiling.split {
                 // Of too many regions all may merge.
-                SplitRule::Edges if profiling.overhead_control => APART / (1.0 - raised),
-                _ => f32::INFINITY,
+                SplitRule::Edges => APART / (1.0 - raised),
+                SplitRule::Halves | SplitRule::Fixed => f32::INFINITY,
             },
             split: split * scans,
             minimum: profiling.minimum_region,

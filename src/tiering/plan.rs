@@ -102,8 +102,8 @@ impl PageCounts {
         ]
     }
 
-    /// Found on the node that they were to leave, and still there.
-    pub fn left_behind(self) -> u64 {
+    /// Not moved, and perhaps still on the node that they were to leave.
+    fn left(self) -> u64 {
         self.busy + self.no_room + self.refused + self.deferred
     }
 
@@ -125,8 +125,9 @@ pub struct MoveResult {
     pub asked: Move,
     /// Its pages by result.
     pub pages: PageCounts,
-    /// Whether all of its range was looked through: what `pages` does not count is not on
-    /// the node that it was to leave.
+    /// Whether its range was looked through to the end, together with those of its moves
+    /// that were looked up with it: what is counted in none of the results of this range
+    /// was not on the node that it was to leave.
     pub is_whole: bool,
 }
 
@@ -141,23 +142,62 @@ pub struct MoveOutcome {
     pub longest_call: Nanos,
 }
 
+/// What became of all moves of one range from one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RangeResult {
+    /// Whose range.
+    pub target: TargetId,
+    /// The range.
+    pub range: PageRange,
+    /// The node that its pages were to leave.
+    pub from: NodeId,
+    /// Whether they know of all its pages there.
+    pub is_whole: bool,
+    /// Pages that are there now, at most; if they know of all.
+    pub left: u64,
+    tried: u64,
+    refused: u64,
+}
+
+impl RangeResult {
+    /// Whether the kernel refused all that it was asked for.
+    pub fn is_stuck(&self) -> bool {
+        self.tried == 0 && self.refused > 0
+    }
+}
+
 impl MoveOutcome {
-    /// The last move of each range that was looked through to its end, with how many
-    /// pages at most are still where all its moves were to take them from.
-    pub fn left(&self) -> impl Iterator<Item = (&Move, u64)> {
-        let mut ranges: BTreeMap<_, (u64, Option<&Move>)> = BTreeMap::new();
+    /// Range by range: a range may have several moves from one node, one for each
+    /// promotion that needs its room.
+    pub fn of_ranges(&self) -> Vec<RangeResult> {
+        let mut ranges = BTreeMap::new();
+        for result in &self.results {
+            let (asked, pages) = (&result.asked, result.pages);
+            let range = ranges
+                .entry((asked.target, asked.range.start(), asked.from))
+                .or_insert(RangeResult {
+                    target: asked.target,
+                    range: asked.range,
+                    from: asked.from,
+                    is_whole: false,
+                    left: 0,
+                    tried: 0,
+                    refused: 0,
+                });
+            range.is_whole |= result.is_whole;
+            range.left += pages.left();
+            range.tried += pages.moved + pages.busy;
+            range.refused += pages.refused;
+        }
+        // What came from another node, perhaps after this one was looked through.
         for result in &self.results {
             let asked = &result.asked;
-            let key = (asked.target, asked.range.start(), asked.from);
-            let range = ranges.entry(key).or_default();
-            range.0 += result.pages.left_behind();
-            if result.is_whole {
-                range.1 = Some(asked);
+            let key = (asked.target, asked.range.start(), asked.to);
+            if let Some(range) = ranges.get_mut(&key) {
+                range.left += result.pages.moved;
             }
         }
-        ranges
-            .into_values()
-            .filter_map(|(left, whole)| Some((whole?, left)))
+        ranges.into_values().collect()
     }
 }
 

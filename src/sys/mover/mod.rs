@@ -47,7 +47,8 @@ const GROUP_BYTES: Bytes = Bytes::from_mib(16);
 const ROOM_LASTS: Duration = Duration::from_millis(50);
 /// No batch has more bytes than the rate lets through in so much time.
 const RATE_SLICE: Nanos = Nanos::from_millis(100);
-/// Addresses looked through for one move at most, some 20 ms.
+/// Addresses looked through for one move at most, some 20 ms. Of a longer range it is
+/// never known that all was looked through.
 const LONGEST_WALK: Bytes = Bytes::from_mib(1024);
 /// Pages of a folio from which on it counts as huge: its copy dominates.
 const HUGE_PAGES: u64 = 64;
@@ -138,12 +139,12 @@ impl SysMover {
         let mut ends: HashMap<PageRange, (VirtAddr, bool)> = HashMap::new();
         for &index in group {
             let asked = &moves[index];
-            let (start, all) = ends.get(&asked.range).copied().unwrap_or_else(|| {
+            let (start, from_start) = ends.get(&asked.range).copied().unwrap_or_else(|| {
                 let start = self.walk_start(asked);
                 (start, start == asked.range.start())
             });
             let Some(part) = part_from(start, asked.range) else {
-                turn.whole[index] = all;
+                turn.whole[index] = from_start;
                 continue;
             };
             found.clear();
@@ -159,11 +160,11 @@ impl SysMover {
                 self.walks.insert(key, part.end());
             } else {
                 self.walks.remove(&key);
-                turn.whole[index] = all && !is_enough;
+                turn.whole[index] = from_start && !is_enough;
             }
             let last = found.last().filter(|_| is_enough);
             let end = last.and_then(|f| f.addr.checked_add(Bytes::from_pages(f.pages)));
-            ends.insert(asked.range, (end.unwrap_or(part.end()), all));
+            ends.insert(asked.range, (end.unwrap_or(part.end()), from_start));
             items.extend(found.iter().map(|f| Item {
                 index,
                 addr: f.addr,
@@ -348,6 +349,7 @@ impl PageMover for SysMover {
                     None => {
                         for index in group {
                             let asked = &moves[index];
+                            turn.whole[index] = false;
                             turn.counts[index].deferred +=
                                 asked.limit.pages().min(asked.range.pages());
                         }
@@ -379,8 +381,8 @@ impl PageMover for SysMover {
 
 /// What to look through of a range now, from `start` on; `None` at its end.
 fn part_from(start: VirtAddr, range: PageRange) -> Option<PageRange> {
-    let end = start.checked_add(LONGEST_WALK)?.min(range.end());
-    PageRange::new(start, end)
+    let end = start.checked_add(LONGEST_WALK).unwrap_or(range.end());
+    PageRange::new(start, end.min(range.end()))
 }
 
 /// How many of these folios, from the first on, hold no more than `bytes`.

@@ -178,8 +178,51 @@ fn what_was_looked_for_and_not_found_is_not_planned_again() {
     third.outcome.results = vec![part(60, 4, false), part(33, 3, true)];
     let plan = engine.step(&third);
     assert_eq!(bytes(&plan.moves), Bytes::from_pages(7));
-    // What it really has is counted first.
-    assert_eq!(plan.sweeps[0].range, asked.range);
+}
+
+#[test]
+fn what_came_meanwhile_is_not_forgotten() {
+    let (_, plan) = warmed_up(tiers(None));
+    let asked = plan.moves[0].clone();
+    let back = Move {
+        from: asked.to,
+        to: asked.from,
+        ..asked.clone()
+    };
+    let result = |asked, moved, refused, is_whole| MoveResult {
+        asked,
+        pages: PageCounts {
+            moved,
+            refused,
+            ..PageCounts::default()
+        },
+        is_whole,
+    };
+    let outcome = MoveOutcome {
+        results: vec![
+            result(asked.clone(), 60, 0, false),
+            result(asked.clone(), 0, 1, true),
+            result(back, 20, 0, false),
+        ],
+        ..MoveOutcome::default()
+    };
+    let ranges = outcome.of_ranges();
+    let there = ranges.iter().find(|r| r.from == asked.from).unwrap();
+    // One refused, and twenty that came.
+    assert!(there.is_whole && there.left == 21, "{there:?}");
+    // The last of its pages alone will not go: that does not make it stuck.
+    assert!(!there.is_stuck(), "{there:?}");
+}
+
+#[test]
+fn neighbours_that_are_surely_apart_merge_only_when_there_are_too_many() {
+    let engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+    assert!(engine.thresholds(0.0).surely < 3.0);
+    assert!(engine.thresholds(1.0).surely.is_infinite());
+    let mut settings = EngineSettings::default();
+    settings.profiling.split = SplitRule::Halves;
+    let paper = Engine::new(settings, tiers(None), 1);
+    assert!(paper.thresholds(0.0).surely.is_infinite());
 }
 
 #[test]

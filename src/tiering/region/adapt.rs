@@ -6,13 +6,17 @@ use crate::tiering::observation::{Sample, Tally};
 use crate::tiering::settings::SplitRule;
 use crate::units::{Bytes, VirtAddr};
 
+/// Share of the scans by which neighbours have to differ to be kept apart at all, however
+/// sure it is: where many samples are, any two regions differ by something.
+const LEAST_APART: f32 = 1.0 / 12.0;
+
 /// Thresholds of one adaptation, in scans.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Thresholds {
     /// τ1: merge below.
     pub merge: f32,
     /// Neighbours whose averages are further apart than so many standard errors stay
-    /// apart, however little that is; infinite: only τ1 counts, as in HM-Keeper.
+    /// apart; infinite: only τ1 counts, as in HM-Keeper.
     pub surely: f32,
     /// τ2: split above.
     pub split: f32,
@@ -119,11 +123,12 @@ fn alike(a: &Region, b: &Region, scans: u8, thresholds: Thresholds) -> bool {
         && !differ(a, b, f32::from(scans), thresholds.surely)
 }
 
-/// Whether the averages of two regions are further apart than chance explains. Of warm
-/// memory τ1 alone sees no more than chance now and then: it went into a cold neighbour,
-/// and with that out of its tier.
+/// Whether the averages of two regions are further apart than chance explains. By chance
+/// warm memory is within τ1 of cold now and then: it went into a cold neighbour, and with
+/// that out of its tier.
 fn differ(a: &Region, b: &Region, scans: f32, errors: f32) -> bool {
-    (a.hotness - b.hotness).abs() > errors * (a.variance(scans) + b.variance(scans)).sqrt()
+    let error = (a.variance(scans) + b.variance(scans)).sqrt();
+    (a.hotness - b.hotness).abs() > (errors * error).max(LEAST_APART * scans)
 }
 
 /// The samples of one region, added up.

@@ -208,8 +208,9 @@ impl Region {
         }
     }
 
-    /// Of its hotness, that being the mean of so many samples' counts: binomial, each
-    /// with one look at either result before the first, as little is certain of few.
+    /// Of its hotness, as if that were the mean of its evidence: binomial, with one look
+    /// of either result before the first, since of few little is certain. While as many
+    /// samples come in each epoch the average is better than that by a half.
     fn variance(&self, scans: f32) -> f32 {
         let looks = self.evidence * scans;
         let p = (self.hotness * self.evidence + 1.0) / (looks + 2.0);
@@ -506,13 +507,12 @@ impl RegionMap {
     }
 
     /// All of `range` was looked through for pages on `node`, and no more than `most` are
-    /// left. A region that came of a split or merge knows no more than what share of
-    /// the whole it is: it is counted anew.
+    /// left. What came of a split or merge and was held to have more, by its share of the
+    /// whole, is to be counted.
     pub fn record_left(&mut self, range: PageRange, node: NodeId, most: u64) {
         for region in self.within(range) {
             if range.covers(region.range) && region.pages.cap(node, most) {
                 region.counted = 0;
-                region.counting = None;
             }
         }
     }

@@ -158,14 +158,18 @@ mod tests {
         /// As a plain map would have it, whatever is done, and in one form only.
         #[test]
         fn pages_are_a_map(
-            steps in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..5, any::<bool>()), 0..40),
+            steps in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..5, 0..3), 0..40),
         ) {
             let (mut pages, mut plain) = (Pages::default(), BTreeMap::<NodeId, u64>::new());
-            for (from, to, count, adds) in steps {
+            for (from, to, count, step) in steps {
                 let (from, to) = (NodeId(from), NodeId(to));
-                if adds {
+                if step == 0 {
                     pages.add(to, count);
                     *plain.entry(to).or_default() += count;
+                } else if step == 1 {
+                    let there = plain.entry(from).or_default();
+                    prop_assert_eq!(pages.cap(from, count), *there > count);
+                    *there = count.min(*there);
                 } else {
                     pages.shift(from, to, count);
                     let there = plain.entry(from).or_default();

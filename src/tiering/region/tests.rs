@@ -277,6 +277,24 @@ const EDGES: Thresholds = Thresholds {
 };
 
 #[test]
+fn what_is_not_there_is_forgotten_and_counted_first() {
+    let mut map = map(&[range(0, 2 * MIB), range(4 * MIB, 6 * MIB)]);
+    let second = range(4 * MIB, 6 * MIB);
+    map.record_count(second, &[(FAST, 300), (SLOW, 212)], 1);
+    let half = PageRange::new(second.start(), VirtAddr(5 * MIB)).unwrap();
+    // All that was held to be there may still be.
+    map.record_left(second, FAST, 300);
+    assert_eq!(map.regions()[1].counted(), 1);
+    // A count under way goes on.
+    map.record_count(half, &[(SLOW, 256)], 2);
+    map.record_left(second, FAST, 7);
+    let pages = Pages::from_counts(&[(FAST, 7), (SLOW, 212)]);
+    assert_eq!(*map.regions()[1].pages(), pages);
+    assert_eq!(map.regions()[1].counted(), 0);
+    assert_eq!(map.regions()[1].next_sweep(512).start(), half.end());
+}
+
+#[test]
 fn what_is_surely_warmer_stays_apart() {
     let thresholds = |surely| Thresholds { surely, ..EDGES };
     // Four samples of each in each epoch: 2 MiB never accessed, 2 MiB in every other
@@ -295,8 +313,9 @@ fn what_is_surely_warmer_stays_apart() {
         map.regions().len() == 1
     };
     // By less than a third of the scans, and yet not by chance.
-    assert!(!merged(2.0));
+    assert!(!merged(2.5));
     assert!(merged(f32::INFINITY));
+    assert!(merged(10.0));
 }
 
 #[test]
@@ -425,6 +444,7 @@ proptest! {
             (eligible(), prop::collection::vec((0_u64..256, 0_u8..4), 0..40), 0_usize..3),
             1..8,
         ),
+        surely in prop::sample::select(vec![0.0, 2.5, f32::INFINITY]),
     ) {
         let mut map = RegionMap::default();
         for (epoch, (ranges, counts, rule)) in (1..).zip(steps) {
@@ -433,6 +453,7 @@ proptest! {
                 minimum: Bytes(PAGE_BYTES),
                 reach: Bytes(8 * PAGE_BYTES),
                 rule: SplitRule::CHOICES[rule].1,
+                surely,
                 ..THRESHOLDS
             };
             map.sync(&ranges, Bytes(16 * PAGE_BYTES));

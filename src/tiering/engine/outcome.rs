@@ -1,0 +1,40 @@
+//! What became of a plan, folded into the regions that it was made for.
+
+use super::{Engine, STUCK_EPOCHS};
+use crate::tiering::observation::Observation;
+
+impl Engine {
+    /// What became of the last plan.
+    pub(super) fn record(&mut self, seen: &Observation) {
+        let last = self.epoch - 1;
+        for result in &seen.outcome.results {
+            let (asked, pages) = (&result.asked, result.pages);
+            let Some(tracked) = self.targets.get_mut(&asked.target) else {
+                continue;
+            };
+            let at = (last, asked.direction);
+            tracked
+                .map
+                .record_move(asked.range, asked.from, asked.to, pages.moved, at);
+        }
+        for told in seen.outcome.of_ranges() {
+            let Some(tracked) = self.targets.get_mut(&told.target) else {
+                continue;
+            };
+            if told.is_stuck() {
+                let until = self.epoch + STUCK_EPOCHS;
+                tracked.map.record_stuck(told.range, until);
+            }
+            if told.is_whole {
+                tracked.map.record_left(told.range, told.from, told.left);
+            }
+        }
+        for counted in &seen.residency {
+            if let Some(tracked) = self.targets.get_mut(&counted.target) {
+                tracked
+                    .map
+                    .record_count(counted.range, &counted.pages_by_node, self.epoch);
+            }
+        }
+    }
+}
