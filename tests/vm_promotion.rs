@@ -17,15 +17,12 @@ struct Form {
     name: &'static str,
     workload: &'static [&'static str],
     profiling: &'static str,
-    /// How often the hot set jumps.
-    jumps: u32,
     /// The nodes of the first rank as the workload's CPUs see them.
     fast: &'static [u32],
 }
 
 const BUFFER: Bytes = Bytes::from_mib(1024);
 const CHUNKS: u32 = 64;
-const JUMPS: u32 = 3;
 const REACHED: f64 = 0.9;
 
 /// Epochs, and how long each is, within which a jumped hot set must have arrived.
@@ -34,6 +31,11 @@ const REACHED: f64 = 0.9;
 /// wherever CI does, on hosts that do other things beside an emulated guest.
 fn epochs() -> (u64, Duration) {
     common::short_or_full((24, INTERVAL), (8, Duration::from_secs(10)))
+}
+
+/// How often the hot set jumps.
+fn jumps() -> u32 {
+    common::short_or_full(1, 3)
 }
 
 fn follows(form: &Form) {
@@ -45,7 +47,7 @@ fn follows(form: &Form) {
     let _ballast: Vec<_> = form.fast.iter().map(|&node| ballast(node, room)).collect();
     let bytes = format!("--bytes={}", BUFFER.0);
     let chunks = format!("--chunks={CHUNKS}");
-    let phases = format!("--phases={}", JUMPS + 1);
+    let phases = format!("--phases={}", jumps() + 1);
     let mut args = vec![
         "--wait",
         "--step",
@@ -69,7 +71,7 @@ fn follows(form: &Form) {
     site.write_config_of(workload.pid(), form.profiling);
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());
-    for jump in 0..=form.jumps {
+    for jump in 0..=jumps() {
         workload.go();
         workload.phase();
         let begin = epoch(&daemon.status());
@@ -111,11 +113,9 @@ fn follows(form: &Form) {
         }
         println!("{}: jump {jump}:\n{}", form.name, common::lines(course));
     }
-    if form.jumps > 0 {
-        let metrics = daemon.metrics();
-        let demoted = metrics.value("hmkeeper_demoted_bytes_total", &[("target", "w")]);
-        assert!(demoted > 0.0, "nothing was demoted:\n{}", metrics.0);
-    }
+    let metrics = daemon.metrics();
+    let demoted = metrics.value("hmkeeper_demoted_bytes_total", &[("target", "w")]);
+    assert!(demoted > 0.0, "nothing was demoted:\n{}", metrics.0);
     workload.assert_alive();
     daemon.stop();
 }
@@ -140,7 +140,6 @@ fn small_pages() {
         name: "small pages",
         workload: &["--cpus=0"],
         profiling: "",
-        jumps: JUMPS,
         fast: &[0],
     });
 }
@@ -153,7 +152,6 @@ fn huge_pages() {
         // 154 for which there is room.
         workload: &["--cpus=0", "--thp", "--align=2MiB"],
         profiling: "",
-        jumps: JUMPS,
         fast: &[0],
     });
 }
@@ -164,7 +162,6 @@ fn threads_on_both_sockets() {
         name: "two threads on both sockets",
         workload: &["--cpus=0,1", "--threads=2"],
         profiling: "",
-        jumps: JUMPS,
         fast: &[0, 1],
     });
 }
@@ -175,7 +172,6 @@ fn damon() {
         name: "DAMON",
         workload: &["--cpus=0"],
         profiling: "sampler = \"damon\"",
-        jumps: JUMPS,
         fast: &[0],
     });
     if in_guest() {
