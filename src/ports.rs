@@ -173,6 +173,8 @@ pub enum SamplerKind {
     Damon,
     /// DAMON over physical addresses, at the page frames that page maps name.
     DamonPaddr,
+    /// `clear_refs` and `smaps`, per mapping.
+    Referenced,
     /// The simulator's own.
     Simulated,
 }
@@ -184,6 +186,7 @@ impl SamplerKind {
             Self::Idle => "idle",
             Self::Damon => "damon",
             Self::DamonPaddr => "damon-paddr",
+            Self::Referenced => "referenced",
             Self::Simulated => "simulated",
         }
     }
@@ -221,6 +224,11 @@ pub trait AccessSampler {
     }
     /// Undoes every kernel setting that it made.
     fn release(&mut self) {}
+    /// Accessed bits that targets had to set again beyond those of samples, since this was
+    /// last asked.
+    fn take_set_again(&mut self) -> u64 {
+        0
+    }
     /// What its verdicts can and cannot tell, in one honest line.
     fn resolution(&self) -> String {
         String::new()

@@ -99,6 +99,11 @@ impl Bytes {
     /// No bytes.
     pub const ZERO: Self = Self(0);
 
+    /// `n` KiB.
+    pub const fn from_kib(n: u64) -> Self {
+        Self(n << 10)
+    }
+
     /// `n` MiB.
     pub const fn from_mib(n: u64) -> Self {
         Self(n << 20)

@@ -94,7 +94,7 @@ intervall = "10s"
 interval = "10 parsecs"
 scans = 0
 overhead_limit = 1.5
-sampler = "referenced"
+sampler = "psychic"
 initial_region = "64KiB"
 minimum_region = "3MiB"
 
@@ -128,7 +128,7 @@ kind = "batch"
             "t.toml:4:12: profiling.interval: \"10 parsecs\" is not a length of time; write a number and a unit: \"500ms\", \"10s\", \"2min\"",
             "t.toml:5:9: profiling.scans: 0 is not a whole number from 1 to 20; HM-Keeper uses 3",
             "t.toml:6:18: profiling.overhead_limit: 1.5 is not a number above 0, at most 1; write a share such as 0.05",
-            "t.toml:7:11: profiling.sampler: sampler \"referenced\" is not in this version; choose \"auto\", \"idle\", \"damon\" or \"damon-paddr\"",
+            "t.toml:7:11: profiling.sampler: \"psychic\" is not known here; choose \"auto\" or \"idle\" or \"damon\" or \"damon-paddr\" or \"referenced\"",
             "t.toml:9:18: profiling.minimum_region: is not a power of two up to 1 GiB; write \"4KiB\", \"8KiB\" … \"2MiB\" … \"1GiB\"",
             "t.toml:12:8: policy.name: \"magic\" is not known here; choose \"hm-keeper\"",
             "t.toml:15:20: migration.bytes_per_second: 200 is not a size; write a number and a unit: \"64KiB\", \"200MiB\", \"1.5GiB\"",

@@ -9,7 +9,7 @@ use std::time::Instant;
 use hmkeeper::ports::{AccessSampler, SamplerKind};
 use hmkeeper::sys::probe::{State, probe};
 use hmkeeper::sys::root::Root;
-use hmkeeper::tiering::observation::AccessSet;
+use hmkeeper::tiering::observation::{AccessSet, TargetId};
 use hmkeeper::units::Nanos;
 
 use watched::{Target, count, open, scan, wait};
@@ -182,6 +182,42 @@ fn idle_tracking_costs_little() {
         );
         assert!(seen.tallies().iter().filter(|t| t.known == 5).count() >= samples.len() * 9 / 10);
     }
+}
+
+#[test]
+fn referenced_tells_mappings_that_are_touched_from_those_that_are_not() {
+    let Some(mut sampler) = open(SamplerKind::Referenced) else {
+        return;
+    };
+    let (mut whole, mut part) = (Target::start(4096, "small"), Target::start(4096, "small"));
+    whole.tell("touch 0 4096");
+    part.tell("touch 0 1024");
+    let mut samples = whole.samples(4096, 64);
+    samples.extend(part.samples(4096, 64).into_iter().map(|mut sample| {
+        sample.target = TargetId(2);
+        sample
+    }));
+    for _ in 0..2 {
+        let seen = scan(&mut *sampler, &samples, wait);
+        assert_eq!(count(&seen, 0..64), (64, 0, 0));
+        assert_eq!(
+            count(&seen, 64..128),
+            (0, 0, 64),
+            "a part of it was touched"
+        );
+        assert!(seen.tallies()[..64].iter().all(|t| t.node.is_some()));
+    }
+    whole.tell("stop");
+    part.tell("touch 0 4096");
+    let seen = scan(&mut *sampler, &samples, wait);
+    assert_eq!(count(&seen, 0..64), (0, 64, 0));
+    assert_eq!(count(&seen, 64..128), (64, 0, 0));
+    let seen = scan(&mut *sampler, &samples, || {
+        part.child.kill().unwrap();
+        part.child.wait().unwrap();
+    });
+    assert_eq!(count(&seen, 0..64), (0, 64, 0));
+    assert_eq!(count(&seen, 64..128), (0, 0, 64), "gone");
 }
 
 /// On the host of any developer this only shows that probing is harmless; in

@@ -198,21 +198,14 @@ fn profiling(
 
 fn sampler(check: &mut Checker, entry: Option<&Entry>) -> Option<SamplerKind> {
     let key = "profiling.sampler";
-    if let Some(entry) = entry
-        && entry.get_ref().as_str() == Some("referenced")
-    {
-        let message = "sampler \"referenced\" is not in this version";
-        let remedy = "choose \"auto\", \"idle\", \"damon\" or \"damon-paddr\"";
-        check.fault(entry, key, message, remedy);
-        return None;
-    }
-    let [idle, damon, paddr] = [
+    let [idle, damon, paddr, referenced] = [
         SamplerKind::Idle,
         SamplerKind::Damon,
         SamplerKind::DamonPaddr,
+        SamplerKind::Referenced,
     ]
     .map(|kind| (kind.as_str(), Some(kind)));
-    let choices = [("auto", None), idle, damon, paddr];
+    let choices = [("auto", None), idle, damon, paddr, referenced];
     check.one_of(entry, key, &choices).flatten()
 }
 

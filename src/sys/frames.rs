@@ -1,6 +1,7 @@
 //! What the page maps of all targets say of the samples, read in spans.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::pagemap::{self, Entry, Pagemap};
 use super::root::Root;
@@ -123,6 +124,21 @@ impl Frames {
             begin = end;
         }
     }
+}
+
+/// The index ranges of samples of one target each.
+pub(super) fn by_target(samples: &[Sample]) -> impl Iterator<Item = Range<usize>> {
+    let mut begin = 0;
+    std::iter::from_fn(move || {
+        let first = samples.get(begin)?;
+        let count = samples[begin..]
+            .iter()
+            .take_while(|sample| sample.target == first.target)
+            .count();
+        let range = begin..begin + count;
+        begin += count;
+        Some(range)
+    })
 }
 
 /// One past the last sample that one read of a page map serves together with

@@ -15,7 +15,7 @@ use super::kpageflags::KpageFlags;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::Pfn;
 use super::root::Root;
-use super::{page_idle, soft_dirty};
+use super::{page_idle, referenced, soft_dirty};
 use crate::ports::PortError;
 
 /// Whether something can be used.
@@ -128,13 +128,15 @@ pub fn probe(root: &Root) -> Vec<Finding> {
     let of_damon = |name, space| Finding::of_port(name, damon::try_own_page(root, space));
     let vaddr = of_damon("damon-vaddr", Space::Virtual);
     let paddr = of_damon("damon-paddr", Space::Physical);
+    let referenced = Finding::of_port("clear-refs", referenced::try_own_pages(root));
     let mut findings = vec![
-        sampler(&idle, &vaddr, &paddr),
+        sampler(&idle, &vaddr, &paddr, &referenced),
         move_pages(root).required(),
         memory_nodes(root),
         idle,
         vaddr,
         paddr,
+        referenced,
         pagemap(root),
         kpageflags(root),
         soft_dirty(root),
@@ -146,7 +148,7 @@ pub fn probe(root: &Root) -> Vec<Finding> {
 }
 
 /// The sampler that `auto` chooses.
-fn sampler(idle: &Finding, vaddr: &Finding, paddr: &Finding) -> Finding {
+fn sampler(idle: &Finding, vaddr: &Finding, paddr: &Finding, referenced: &Finding) -> Finding {
     let name = "sampler";
     let choices = [
         ("idle", idle, page_idle::RESOLUTION),
@@ -168,11 +170,16 @@ fn sampler(idle: &Finding, vaddr: &Finding, paddr: &Finding) -> Finding {
         let nearest = (choices.iter().map(|&(_, finding, _)| finding))
             .min_by_key(|finding| rank(finding))
             .unwrap_or(idle);
+        let mut remedy = nearest.remedy.clone();
+        if referenced.state == State::Present {
+            remedy +=
+                "; or, as a last resort, set profiling.sampler = \"referenced\" (see clear-refs)";
+        }
         Finding::lacking(
             name,
             nearest.state,
             "neither idle-page tracking nor DAMON can be used",
-            nearest.remedy.clone(),
+            remedy,
         )
     };
     finding.required()

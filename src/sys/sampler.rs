@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::damon::{self, DamonSampler, Space};
 use super::page_idle::{self, IdleSampler};
+use super::referenced::ReferencedSampler;
 use super::root::Root;
 use crate::ports::{AccessSampler, PortError, SamplerKind};
 
@@ -24,9 +25,10 @@ pub fn open(
         Some(SamplerKind::Idle) => idle(root),
         Some(SamplerKind::Damon) => damon(root, Space::Virtual, state_dir),
         Some(SamplerKind::DamonPaddr) => damon(root, Space::Physical, state_dir),
+        Some(SamplerKind::Referenced) => Ok(Box::new(ReferencedSampler::open(root)?)),
         Some(kind @ SamplerKind::Simulated) => Err(PortError::Missing {
             what: format!("sampler \"{}\"", kind.as_str()),
-            remedy: "choose idle, damon or damon-paddr".into(),
+            remedy: "choose idle, damon, damon-paddr or referenced".into(),
         }),
         None => best(root, state_dir),
     }

@@ -1,5 +1,5 @@
-//! The small text formats of `/proc` and `/sys`: lists such as `0-2,4`, and
-//! `Key:   123 kB` lines.
+//! The small text formats of `/proc` and `/sys`: lists such as `0-2,4`, hexadecimal
+//! addresses, and `Key:   123 kB` lines.
 
 use std::fs;
 use std::io::{self, Write};
@@ -66,6 +66,17 @@ pub(super) fn kib_field(text: &str, key: &str) -> Option<Bytes> {
         }
         let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(Bytes(kib.checked_mul(1024)?))
+    })
+}
+
+/// At most 16 hexadecimal digits.
+pub(super) fn hex(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || digits.len() > 16 {
+        return None;
+    }
+    digits.iter().try_fold(0_u64, |value, &digit| {
+        let digit = char::from(digit).to_digit(16)?;
+        Some(value << 4 | u64::from(digit))
     })
 }
 

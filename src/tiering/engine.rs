@@ -317,8 +317,8 @@ impl Engine {
             rule: profiling.split,
             ema: self.policy.ema(),
             full_counts_more: match profiling.window_rule() {
-                WindowRule::Tapered => windows::FULL_COUNTS_MORE,
-                WindowRule::Equal => 0.0,
+                WindowRule::Tapered if profiling.scans > 1 => windows::FULL_COUNTS_MORE,
+                WindowRule::Tapered | WindowRule::Equal => 0.0,
             },
         }
     }
@@ -337,7 +337,7 @@ impl Engine {
             uncounted: self.targets.values().map(|t| t.uncounted).sum(),
         };
         let again = Again {
-            accessed: told.iter().map(|t| t.again.accessed).sum(),
+            accessed: told.iter().map(|t| t.again.accessed).sum::<u64>() + seen.cost.set_again,
             written: told.iter().map(|t| t.again.written).sum(),
             moved: 0,
         };

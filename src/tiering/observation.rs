@@ -300,6 +300,9 @@ pub struct EpochCost {
     pub swept: u64,
     /// Of `profiling`, having targets forget what they wrote.
     pub forgetting: Nanos,
+    /// Accessed bits that targets had to set again beyond those of samples, where the
+    /// sampler clears them all.
+    pub set_again: u64,
     /// Our kdamonds.
     pub kdamonds: Nanos,
     /// Our movers.

@@ -62,16 +62,20 @@ pub fn length(rule: WindowRule, epoch: Nanos, scans: u8, scan: u8) -> Nanos {
 /// Where that is how it always is, it must do.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lateness {
-    was_late: bool,
+    /// A bit for each scan of an epoch: whether it was late the last time.
+    was_late: u32,
 }
 
 impl Lateness {
-    /// Of a scan that waited for `waited` where a window is `window` long: not if that
-    /// is more than twice as long, unless the one before was late as well.
-    pub fn believes(&mut self, waited: Nanos, window: Nanos) -> bool {
-        let is_late = waited.0 / 2 > window.0;
-        let believed = !is_late || self.was_late;
-        self.was_late = is_late;
+    /// Of scan number `scan`, up to 31, that waited for `waited` where its window is
+    /// `window` long, in an epoch of `epoch`: not if that is more than twice as long, and
+    /// by more than a sixteenth of the epoch, unless it was late in the last one as well.
+    pub fn believes(&mut self, scan: u8, waited: Nanos, window: Nanos, epoch: Nanos) -> bool {
+        let late = waited.saturating_sub(window);
+        let is_late = late > window && late.0 > epoch.0 / 16;
+        let bit = 1_u32.checked_shl(scan.into()).unwrap_or(0);
+        let believed = !is_late || self.was_late & bit != 0;
+        self.was_late = self.was_late & !bit | if is_late { bit } else { 0 };
         believed
     }
 }
@@ -165,11 +169,20 @@ mod tests {
     #[test]
     fn what_is_late_once_is_not_believed_and_what_always_is_must_do() {
         let mut lateness = Lateness::default();
+        let mut of = |scan, waited, window| {
+            let secs = Nanos::from_secs;
+            lateness.believes(scan, secs(waited), secs(window), secs(30))
+        };
         let believed: Vec<bool> = [10, 19, 60, 10, 60, 60, 60, 20, 60]
-            .map(|waited| lateness.believes(Nanos::from_secs(waited), Nanos::from_secs(10)))
+            .map(|waited| of(0, waited, 10))
             .into();
         let want = [true, true, false, true, false, true, true, true, false];
         assert_eq!(believed, want);
+        // Each scan of an epoch by itself.
+        assert!(!of(2, 5, 1));
+        assert!(of(0, 60, 10) && of(1, 10, 10) && of(2, 5, 1));
+        // A short window may be longer by what is little of the epoch.
+        assert!(of(3, 2, 1) && !of(3, 3, 1));
     }
 
     proptest! {

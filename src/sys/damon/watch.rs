@@ -114,18 +114,3 @@ pub(super) fn address(space: Space, sample: &Sample, entry: Entry) -> Option<u64
         Space::Physical => entry.pfn().map(|pfn| pfn.0 * PAGE_BYTES),
     }
 }
-
-/// The index ranges of samples of one target each.
-pub(super) fn by_target(samples: &[Sample]) -> impl Iterator<Item = Range<usize>> {
-    let mut begin = 0;
-    std::iter::from_fn(move || {
-        let first = samples.get(begin)?;
-        let count = samples[begin..]
-            .iter()
-            .take_while(|sample| sample.target == first.target)
-            .count();
-        let range = begin..begin + count;
-        begin += count;
-        Some(range)
-    })
-}

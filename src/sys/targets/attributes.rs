@@ -12,7 +12,7 @@
 //! its attributes. Several that differ: not known. `smaps` is left alone for as
 //! long as `VmLck` says that nothing is locked.
 
-use super::maps::hex;
+use crate::sys::text::hex;
 use crate::units::{Nanos, PageRange, VirtAddr};
 
 /// Reading attributes may take this share of elapsed time: 1 in so many.

@@ -8,6 +8,7 @@
 //! The name may hold blanks and ` (deleted)`; the kernel writes its newlines
 //! as `\012`, so that a line is always one mapping.
 
+use crate::sys::text::hex;
 use crate::units::{PageRange, VirtAddr};
 
 /// One mapping, as its line tells.
@@ -59,17 +60,6 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
 fn split_once(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
     let index = text.iter().position(|&b| b == at)?;
     Some((&text[..index], &text[index + 1..]))
-}
-
-/// At most 16 hexadecimal digits.
-pub(super) fn hex(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() || digits.len() > 16 {
-        return None;
-    }
-    digits.iter().try_fold(0_u64, |value, &digit| {
-        let digit = char::from(digit).to_digit(16)?;
-        Some(value << 4 | u64::from(digit))
-    })
 }
 
 #[cfg(test)]

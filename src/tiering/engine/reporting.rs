@@ -38,7 +38,10 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                     part as f64 / whole as f64
                 }
             };
+            // What is not told apart by target is shared by samples.
+            let beside = seen.cost.set_again * told.samples / all.max(1);
             let again = Again {
+                accessed: told.again.accessed + beside,
                 moved: pages.moved,
                 ..told.again
             };
