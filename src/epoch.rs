@@ -74,6 +74,9 @@ struct Running {
     stretched: bool,
     /// When the scan under way began to wait.
     armed: Nanos,
+    rule: WindowRule,
+    /// Whether a scan is missing among others that are not like it.
+    spoilt: bool,
 }
 
 /// How the waiting ended.
@@ -272,9 +275,9 @@ impl EpochLoop {
         let end = if hurry { now } else { start + interval };
         let scans = profiling.scans.max(1);
         let whole = end.saturating_sub(now);
-        let rule = self.window_rule();
+        let window_rule = self.window_rule();
         let windows: Vec<Nanos> = (0..scans)
-            .map(|scan| windows::length(rule, whole, scans, scan))
+            .map(|scan| windows::length(window_rule, whole, scans, scan))
             .map(|window| if hurry { Nanos::ZERO } else { window })
             .collect();
         self.last_due = Some(now + windows.iter().copied().sum());
@@ -293,6 +296,8 @@ impl EpochLoop {
             interval,
             stretched,
             armed,
+            rule: window_rule,
+            spoilt: false,
         })
     }
 
@@ -342,14 +347,20 @@ impl EpochLoop {
             // As long as it would be had nothing been taken off it.
             let (scan, scans) = (running.looks.scans(), running.windows.len());
             let scans = u8::try_from(scans).unwrap_or(u8::MAX);
-            let window = windows::length(self.window_rule(), running.interval, scans, scan);
-            let believed = self.lateness.believes(waited, window);
+            let epoch = running.interval;
+            let window = windows::length(running.rule, epoch, scans, scan);
+            let believed = self.lateness.believes(scan, waited, window, epoch);
+            running.spoilt |= !believed && running.rule == WindowRule::Tapered;
             self.collect(&mut running.looks, believed)?;
             let Some(&window) = running.windows.get(usize::from(running.looks.scans())) else {
                 let cpu = self.ports.clock.thread_cpu_time();
                 self.ports.sampler.rest();
                 self.scanned(cpu, 0);
-                return Ok(Scanned::Done(running.looks.into_seen()));
+                let mut seen = running.looks.into_seen();
+                if running.spoilt {
+                    seen.forget();
+                }
+                return Ok(Scanned::Done(seen));
             };
             // What the last scan took is off this one's window, up to a half.
             let now = self.ports.clock.now();
@@ -438,6 +449,7 @@ impl EpochLoop {
         let last = std::mem::replace(&mut self.clocks, now);
         let mut cost = std::mem::take(&mut self.cost);
         cost.elapsed = now.at.saturating_sub(last.at);
+        cost.set_again = self.ports.sampler.take_set_again();
         cost.migration = now.mover.saturating_sub(last.mover);
         cost.kdamonds = now.kernel.saturating_sub(last.kernel);
         let process = now.process.saturating_sub(last.process);

@@ -66,11 +66,11 @@ impl LookRule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowRule {
     /// Each shorter than the one before, so that the count tells rates apart which
-    /// all show in long windows; memory that is warm has not been seen to come to rest
-    /// with it. Where each scan looks at pages of its own, they are equal all the same.
+    /// all show in long windows. Where each scan looks at pages of its own, they are equal
+    /// all the same.
+    #[default]
     Tapered,
     /// Each until the next (HM-Keeper §1.2).
-    #[default]
     Equal,
 }
 
