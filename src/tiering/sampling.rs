@@ -8,14 +8,16 @@
 //! was hot before.
 //!
 //! **Approach.**
-//! [`deal`] gives what merges freed to the five regions whose count changed
+//! [`deal`] keeps one sample of each region at a page that was seen accessed and gives
+//! what merges freed to the five regions whose count changed
 //! most (§1.2), at most one sample per [`DENSEST`] pages each, and spreads the
 //! rest by length, so that a jump into a large cold region is seen too.
 //! [`deal_to_edges`] gives up to half of what is to spare to the gaps in which
 //! the edges between hot and cold lie.
 //! [`draw`] divides a region into as many equal strata as it has samples and
 //! takes a random page of each, anew in every epoch: a fixed sample can
-//! neither split a region nor notice that the hot set moved. Only one page in
+//! neither split a region nor notice that the hot set moved; [`deal`]'s is one of
+//! several, where there are several. Only one page in
 //! every [`DENSEST`] is ever drawn: an idle mark on cold memory stays, and a
 //! read of the bitmap walks the page tables of all marked frames of its word,
 //! 64 of them in the end if every page had its turn, so 4.
@@ -58,7 +60,7 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
     let regions = map.regions_mut();
     let count = regions.len() as u64;
     for region in regions.iter_mut() {
-        region.aims = [false; 3];
+        region.aims = [false, false, region.doubted().is_some()];
     }
     if count == 0 {
         return;
@@ -184,6 +186,7 @@ fn take_turns(regions: &mut [Region], total: u64, turn: u64) {
     let start = turn.wrapping_mul(total) % count;
     for (i, region) in (0_u64..).zip(regions.iter_mut()) {
         region.quota = u32::from((i + count - start) % count < total);
+        region.aims[2] &= region.quota > 0;
     }
 }
 
@@ -349,6 +352,28 @@ mod tests {
     }
 
     #[test]
+    fn by_halves_a_page_that_was_seen_accessed_is_looked_at_again() {
+        let mut map = map(&[4096]);
+        let sample = |page: u64| Sample {
+            target: TargetId(0),
+            pid: Pid(1),
+            addr: VirtAddr(page * PAGE_BYTES),
+        };
+        let next = |map: &mut RegionMap, seen: &[(Sample, Tally)]| {
+            map.adapt(seen, 3, Thresholds::FOR_TESTS);
+            deal(map, 4, 0);
+            let mut out = Vec::new();
+            draw(map, TargetId(0), Pid(1), &mut Rng::new(1), &mut out);
+            assert_eq!(out.len(), 4);
+            out
+        };
+        let (hot, cold) = ((sample(1234), tally(true)), (sample(3000), tally(false)));
+        assert!(next(&mut map, &[hot, cold]).contains(&hot.0));
+        let idle = (hot.0, tally(false));
+        assert!(!next(&mut map, &[idle, cold]).contains(&hot.0));
+    }
+
+    #[test]
     fn edges_are_looked_for_from_both_sides() {
         let mut map = map(&[4096]);
         let page = |page: u64| Sample {
@@ -428,13 +453,16 @@ mod tests {
             lengths in prop::collection::vec(1_u64..5000, 1..60),
             totals in prop::collection::vec(1_u64..3000, 1..5),
             to_edges: bool,
+            order in prop::sample::select(vec![0_u8, 9]),
             seed: u64,
         ) {
+            let rule = if to_edges { SplitRule::Edges } else { SplitRule::Halves };
+            let thresholds = Thresholds { rule, ..THRESHOLDS };
             let mut map = map(&lengths);
             let mut rng = Rng::new(seed);
             for (turn, total) in (0..).zip(totals) {
                 if to_edges {
-                    deal_to_edges(&mut map, total, turn, THRESHOLDS);
+                    deal_to_edges(&mut map, total, turn, thresholds);
                 } else {
                     deal(&mut map, total, turn);
                 }
@@ -448,8 +476,9 @@ mod tests {
                 let counted: Vec<_> = out
                     .iter()
                     .map(|s| (*s, tally(s.addr.page_index() / 300 % 2 == 0)))
+                    .map(|(s, tally)| (s, Tally { order, ..tally }))
                     .collect();
-                map.adapt(&counted, 3, THRESHOLDS);
+                map.adapt(&counted, 3, thresholds);
                 for s in &out {
                     prop_assert!(map.regions().iter().any(|r| r.range().contains(s.addr)));
                 }

@@ -311,7 +311,8 @@ impl<'a, 'v> Planner<'a, 'v> {
             let key = (place.target, place.region, node);
             let keep = self.keep.get(&key).copied().unwrap_or_default();
             let may_go = here.saturating_sub(keep);
-            let down = if may_go.is_zero() || self.rests(victim, Direction::Demotion) {
+            let rests = self.rests(victim, Direction::Demotion);
+            let down = if may_go.is_zero() || rests || !victim.is_known() {
                 None
             } else {
                 self.next_down(target.tiers, node)

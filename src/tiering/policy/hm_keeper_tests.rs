@@ -1,6 +1,7 @@
 use super::super::TargetView;
 use super::*;
-use crate::tiering::observation::TargetId;
+use crate::tiering::observation::{Sample, Tally, TargetId};
+use crate::tiering::region::{RegionMap, Thresholds};
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable, TierView};
 use crate::units::{Nanos, PageRange, Pid, VirtAddr};
 
@@ -157,10 +158,48 @@ fn nothing_gives_way_to_an_equal() {
     assert_eq!(decide(bold, &regions, [0, 0, 10, 10]).len(), 2);
 }
 
+/// The one region of `map` after so many epochs in each of which a sample of it was idle,
+/// and as many in which nothing could be told.
+fn seen_idle(mut map: RegionMap, epochs: usize) -> Region {
+    let sample = Sample {
+        target: TargetId(0),
+        pid: Pid(1),
+        addr: map.regions()[0].range().start(),
+    };
+    for known in [3, 0] {
+        let tally = Tally {
+            known,
+            ..Tally::default()
+        };
+        for _ in 0..epochs {
+            map.adapt(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
+        }
+    }
+    map.regions()[0].clone()
+}
+
+#[test]
+fn what_nothing_is_told_of_is_not_cold() {
+    let mut list = regions(&[(0.0, 0), (3.0, 3)]);
+    let mut map = RegionMap::default();
+    map.sync(&[list[0].range()], Bytes(2 * MIB));
+    map.record_count(list[0].range(), &[(NodeId(0), 512)], 1);
+    let mut decided = |region: Region| {
+        list[0] = region;
+        brief(&decide(HmKeeperSettings::default(), &list, [0, 0, 10, 10]))
+    };
+    assert_eq!(decided(map.regions()[0].clone()), [], "never seen");
+    assert_eq!(
+        decided(seen_idle(map.clone(), 1)),
+        [(0, 0, 2, 2), (2, 3, 0, 2)]
+    );
+    assert_eq!(decided(seen_idle(map, 4)), [], "not for a while");
+}
+
 #[test]
 fn what_was_moved_rests_before_it_may_go_back() {
     let mut list = regions(&[(0.0, 0), (3.0, 3)]);
-    let mut map = crate::tiering::region::RegionMap::default();
+    let mut map = RegionMap::default();
     map.sync(&[list[0].range()], Bytes(2 * MIB));
     map.record_count(list[0].range(), &[(NodeId(1), 512)], 8);
     map.record_move(
@@ -170,7 +209,7 @@ fn what_was_moved_rests_before_it_may_go_back() {
         512,
         (8, Direction::Promotion),
     );
-    list[0] = map.regions()[0].clone();
+    list[0] = seen_idle(map, 1);
     // Promoted in epoch 8, now it is 10: it rests until 11.
     assert!(
         decide(HmKeeperSettings::default(), &list, [0, 10, 10, 10])
@@ -265,7 +304,7 @@ mod properties {
                     after[m.from.0 as usize] += bytes;
                     let at = regions.iter().position(|r| r.range() == m.range).unwrap();
                     prop_assert!(regions[at].pages().on(m.from) * 4096 >= m.limit.0);
-                    let mut map = crate::tiering::region::RegionMap::default();
+                    let mut map = RegionMap::default();
                     map.sync(&[m.range], Bytes(2 * MIB));
                     let mut pages = regions[at].pages().clone();
                     pages.shift(m.from, m.to, m.limit.pages());

@@ -1,7 +1,9 @@
 //! Splits and merges regions by an epoch's counts.
 
+use std::num::NonZeroU8;
+
 use super::rebuild::Rebuild;
-use super::{Known, Pages, Region, RegionMap, edges, take_in};
+use super::{Doubt, Known, Pages, Region, RegionMap, edges, take_in};
 use crate::tiering::observation::{Sample, Tally};
 use crate::tiering::settings::SplitRule;
 use crate::units::{Bytes, VirtAddr};
@@ -76,11 +78,17 @@ impl RegionMap {
             let mine = take_in(&mut rest, region.range);
 
             region.watched |= !mine.is_empty();
+            if mine.iter().any(|(_, tally)| tally.known > 0) {
+                region.untold = 0;
+            } else if !mine.is_empty() {
+                region.untold = region.untold.saturating_add(1);
+            }
             parts.clear();
             match thresholds.rule {
                 SplitRule::Edges => edges::cut(region, mine, scans, thresholds, &mut parts),
                 SplitRule::Fixed => {
                     fold(&mut region, mine, scans, thresholds);
+                    region.doubt = None;
                     rebuild.put(region);
                     continue;
                 }
@@ -168,9 +176,24 @@ impl Stats {
     }
 }
 
+/// A page that was seen accessed, to be looked at again. HM-Keeper watches all pages of a
+/// new region for an interval and draws its first sample among those that were accessed
+/// (§1.2), which takes 512 looks for one; of what is drawn anew in each epoch, this is
+/// what keeps that sample.
+fn accessed(samples: &[(Sample, Tally)]) -> Option<Doubt> {
+    let seen = || samples.iter().filter(|(_, tally)| tally.accessed > 0);
+    let (sample, tally) = seen().nth(seen().count() / 2)?;
+    Some(Doubt {
+        page: sample.addr.page_index(),
+        accessed: tally.accessed,
+        known: NonZeroU8::new(tally.known)?,
+    })
+}
+
 /// Folds in the counts of `region` by the rules that remember no places.
 fn fold(region: &mut Region, samples: &[(Sample, Tally)], scans: u8, thresholds: Thresholds) {
     region.known = Known::NOTHING;
+    region.doubt = accessed(samples);
     if let Some(stats) = Stats::of(samples, scans) {
         region.fold(stats.mean, stats.samples, thresholds.ema);
         region.contrast = stats.contrast;

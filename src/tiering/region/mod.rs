@@ -30,61 +30,21 @@
 
 mod adapt;
 mod edges;
+mod known;
 mod pages;
 mod rebuild;
 
 pub use adapt::{Adapted, Thresholds};
 pub use pages::Pages;
 
-use std::num::NonZeroU8;
+use known::{Doubt, Known};
 
 use super::observation::{Sample, Tally};
 use super::plan::Direction;
 use crate::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 
-/// Between which pages, by number, a region is known to be as it is; both were
-/// samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Known {
-    pub(super) first: u64,
-    pub(super) last: u64,
-}
-
-impl Known {
-    pub(super) const NOTHING: Self = Self {
-        first: u64::MAX,
-        last: 0,
-    };
-
-    pub(super) fn is_empty(self) -> bool {
-        self.first > self.last
-    }
-
-    fn join(self, other: Self) -> Self {
-        Self {
-            first: self.first.min(other.first),
-            last: self.last.max(other.last),
-        }
-    }
-
-    fn within(self, range: PageRange) -> Self {
-        let part = Self {
-            first: self.first.max(range.start().page_index()),
-            last: self.last.min(range.end().page_index() - 1),
-        };
-        if part.is_empty() { Self::NOTHING } else { part }
-    }
-}
-
-/// A page that contradicted its region, but not enough to cut it: looked at again, it is
-/// believed or forgotten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Doubt {
-    pub(super) page: u64,
-    /// Looks at it so far that found it accessed, and that could tell.
-    pub(super) accessed: u8,
-    pub(super) known: NonZeroU8,
-}
+/// Epochs without any verdict after which what was seen of a region is of the past.
+const FORGOTTEN_AFTER: u8 = 4;
 
 /// As a share of what was written.
 const NOT_KNOWN: f32 = -1.0;
@@ -116,6 +76,8 @@ pub struct Region {
     watched: bool,
     /// Whether any epoch could tell.
     seen: bool,
+    /// Epochs in a row in which it was watched and nothing could be told.
+    untold: u8,
     known: Known,
     /// Greatest minus smallest count among its samples in the last epoch.
     contrast: f32,
@@ -127,7 +89,7 @@ pub struct Region {
     /// Epoch of the last complete count of its pages; 0: only derived.
     counted: u64,
     counting: Option<Box<Counting>>,
-    /// What contradicts it most.
+    /// What of it to look at again.
     doubt: Option<Doubt>,
     /// At which of its ends the next samples look for the edge, and whether one looks
     /// again at what is in doubt.
@@ -150,6 +112,7 @@ impl Region {
             evidence: 0.0,
             watched: false,
             seen: false,
+            untold: 0,
             known: Known::NOTHING,
             contrast: 0.0,
             written: NOT_KNOWN,
@@ -197,11 +160,19 @@ impl Region {
         self.hotness
     }
 
+    /// Whether its hotness is that of its pages: it was ever seen, and not so long ago that
+    /// samples of it could tell anything. Where nothing can be told, nothing is cold.
+    pub fn is_known(&self) -> bool {
+        self.seen && self.untold < FORGOTTEN_AFTER
+    }
+
     /// The hotness that may be counted on: as if `prior` samples more had seen nothing.
     /// What rests on few samples, as in a large region when little may be spent, is
     /// chance as likely as heat.
     pub fn assured(&self, prior: f32) -> f32 {
-        if prior > 0.0 {
+        if !self.is_known() {
+            0.0
+        } else if prior > 0.0 {
             self.hotness / (1.0 + prior / self.evidence)
         } else {
             self.hotness
@@ -389,6 +360,7 @@ impl Region {
         self.before = mean(self.before, next.before);
         self.evidence += next.evidence;
         self.seen |= next.seen;
+        self.untold = self.untold.min(next.untold);
         self.written = match (self.written(), next.written()) {
             (Some(a), Some(b)) => mean(a, b),
             (a, b) => a.or(b).unwrap_or(NOT_KNOWN),
