@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use hmkeeper::tiering::rng::Rng;
 use hmkeeper::tiering::settings::{LookRule, Placement, ProfilingSettings, SplitRule, WindowRule};
-use hmkeeper::units::{Bytes, PAGE_BYTES};
+use hmkeeper::units::{Bytes, Nanos, PAGE_BYTES};
 use profiler::{Belief, Bits, Damon, Fixed, Ours, Profiler};
 use scenario::{PAGES, SCANS, Scenario};
 
@@ -111,29 +111,35 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
         looks: LookRule::Fresh,
         ..default
     };
-    let tapered = ProfilingSettings {
-        windows: WindowRule::Tapered,
+    let every = |seconds| ProfilingSettings {
+        interval: Nanos::from_secs(seconds),
+        ..default
+    };
+    let equal = ProfilingSettings {
+        windows: WindowRule::Equal,
         ..default
     };
     let halves = ProfilingSettings {
         split: SplitRule::Halves,
         minimum_region: Bytes(PAGE_BYTES),
-        ..default
+        ..equal
     };
     let ours = |name, profiling| -> Box<dyn Profiler> {
         Box::new(Ours::new(name, profiling, samples, order))
     };
     vec![
         ours("hmkeeper", default),
-        ours("tapered", tapered),
+        ours("equal-windows", equal),
         ours("fresh-looks", fresh),
+        ours("every-5s", every(5)),
+        ours("every-20s", every(20)),
         ours("halves", halves),
         // HM-Keeper's ablations (§1.6), of its own rules.
         ours(
             "fixed-regions",
             ProfilingSettings {
                 split: SplitRule::Fixed,
-                ..default
+                ..equal
             },
         ),
         ours(

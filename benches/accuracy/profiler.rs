@@ -41,6 +41,7 @@ impl Bits<'_> {
 }
 
 /// A stretch of pages and how hot it is held to be, 0 to 1.
+#[derive(Clone)]
 pub(crate) struct Belief {
     pub(crate) pages: u64,
     pub(crate) heat: f64,
@@ -61,7 +62,12 @@ pub(crate) struct Ours {
     is_held: bool,
     engine: Engine,
     order: u8,
+    /// Samples per interval.
     budget: u64,
+    /// Seconds of one, and how many of them have passed unwatched.
+    interval: f64,
+    passed: f64,
+    belief: Vec<Belief>,
     epoch: u64,
     rule: LookRule,
     windows: WindowRule,
@@ -71,13 +77,16 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// With so many samples per epoch, watching as `profiling` says.
+    /// With so many samples in [`INTERVAL`], watching as `profiling` says.
     pub(crate) fn new(
         name: &'static str,
         profiling: ProfilingSettings,
         samples: u64,
         order: u8,
     ) -> Self {
+        let interval = profiling.interval.as_secs_f64();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let budget = (samples as f64 * interval / INTERVAL) as u64;
         let settings = EngineSettings {
             profiling: ProfilingSettings {
                 scans: SCANS,
@@ -90,7 +99,10 @@ impl Ours {
             is_held: profiling.overhead_control,
             engine: Engine::new(settings, tiers(), 1),
             order,
-            budget: samples,
+            budget,
+            interval,
+            passed: 0.0,
+            belief: Vec::new(),
             epoch: 0,
             rule: profiling.looks,
             windows: profiling.window_rule(),
@@ -116,7 +128,7 @@ impl Ours {
         let residency: Vec<RangeResidency> = sweeps.iter().map(counted).collect();
         let swept = sweeps.iter().map(|s| s.range.pages()).sum();
         let seen = Observation {
-            at: Nanos::from_secs_f64(INTERVAL * self.epoch as f64),
+            at: Nanos::from_secs_f64(self.interval * self.epoch as f64),
             targets: vec![TargetMap {
                 id: TARGET,
                 pid: Pid(1),
@@ -144,7 +156,7 @@ impl Ours {
                 profiling: Nanos(SCAN_COST.0 * scanned),
                 scanned,
                 swept,
-                elapsed: Nanos::from_secs_f64(INTERVAL),
+                elapsed: Nanos::from_secs_f64(self.interval),
                 ..EpochCost::default()
             },
             capacity: u64::MAX,
@@ -155,19 +167,9 @@ impl Ours {
         self.expected = plan.expected;
         self.sweeps = plan.sweeps;
     }
-}
 
-impl Profiler for Ours {
-    fn name(&self) -> String {
-        self.name.to_owned()
-    }
-
-    fn threshold(&self) -> f64 {
-        // As `hot_bytes` of the status has it.
-        0.5
-    }
-
-    fn watch(&mut self, bits: &mut Bits<'_>) -> Vec<Belief> {
+    /// Watches for an interval.
+    fn round(&mut self, bits: &mut Bits<'_>) {
         // The first epoch watches as if it were busy for a whole interval.
         let times = match self.rule {
             LookRule::Fresh => u64::from(SCANS),
@@ -183,7 +185,7 @@ impl Profiler for Ours {
         let mut looks = Looks::new(samples, expected, each, self.rule, self.epoch);
         let mut scanned = 0;
         for scan in 0..SCANS {
-            let window = INTERVAL * windows::share(self.windows, SCANS, scan);
+            let window = self.interval * windows::share(self.windows, SCANS, scan);
             looks.begin();
             let part = looks.part();
             for i in 0..part.samples().len() {
@@ -197,14 +199,34 @@ impl Profiler for Ours {
         }
         self.step(looks.into_seen(), scanned);
         let regions = self.engine.regions(TARGET).map(RegionMap::regions);
-        regions
+        self.belief = regions
             .unwrap_or_default()
             .iter()
             .map(|region| Belief {
                 pages: region.range().pages(),
                 heat: f64::from(region.heat()) / f64::from(SCANS),
             })
-            .collect()
+            .collect();
+    }
+}
+
+impl Profiler for Ours {
+    fn name(&self) -> String {
+        self.name.to_owned()
+    }
+
+    fn threshold(&self) -> f64 {
+        // As `hot_bytes` of the status has it.
+        0.5
+    }
+
+    fn watch(&mut self, bits: &mut Bits<'_>) -> Vec<Belief> {
+        self.passed += INTERVAL;
+        while self.passed >= self.interval {
+            self.passed -= self.interval;
+            self.round(bits);
+        }
+        self.belief.clone()
     }
 }
 
