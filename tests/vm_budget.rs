@@ -72,7 +72,7 @@ fn holds(case: &Case) {
     }
     let begin = (seconds(daemon.pid()), seconds(workload.pid()));
     sleep(short_or_full(
-        Duration::from_secs(48),
+        Duration::from_secs(36),
         Duration::from_secs(192),
     ));
     let end = (seconds(daemon.pid()), seconds(workload.pid()));

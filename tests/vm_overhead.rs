@@ -116,11 +116,12 @@ fn watching(daemon: &Daemon, target: u32) -> (f64, f64) {
 /// stopped, in so many pairs right after each other; sorted. The host's noise is
 /// mostly slower than a pair.
 fn slowdown(workload: &mut Workload, daemon: &Daemon, pairs: usize) -> Vec<f64> {
+    let samples = short_or_full(4, 8);
     let mut slower: Vec<f64> = (0..pairs)
         .map(|_| {
-            let with = workload.throughput(8);
+            let with = workload.throughput(samples);
             daemon.signal(Signal::SIGSTOP);
-            let without = workload.throughput(8);
+            let without = workload.throughput(samples);
             daemon.signal(Signal::SIGCONT);
             1.0 - with / without
         })
