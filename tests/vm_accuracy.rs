@@ -19,8 +19,8 @@ use accuracy::damon::{self, Attributes, Damon};
 use accuracy::score::{Belief, Score, Truth, score};
 use accuracy::thermostat::Thermostat;
 use common::{
-    Daemon, INTERVAL, Site, Workload, hmkeeper, in_guest, percent, pid_of, seconds, short_or_full,
-    target,
+    Daemon, INTERVAL, Site, Workload, hmkeeper, in_guest, number, percent, pid_of, seconds,
+    short_or_full,
 };
 use hmkeeper::record::{Replay, file::Reader};
 use hmkeeper::tiering::region::RegionMap;
@@ -189,6 +189,8 @@ struct Outcome {
     /// How much slower the target was.
     slower: f64,
     regions: usize,
+    /// In the last epoch, if that is counted.
+    samples: Option<u64>,
 }
 
 /// What is true from a moment on.
@@ -294,7 +296,7 @@ fn daemon(case: &Case, profiling: &str, interval: Duration) -> Outcome {
     let end = (spent(&daemon), seconds(workload.pid()));
     let after = workload.throughput(4);
     let status = daemon.status();
-    target(&status, workload.pid()).expect("the target");
+    let samples = number(&status, workload.pid(), "samples");
     daemon.stop();
 
     let mut replay = Replay::new(Reader::open(&recording).expect("the recording"));
@@ -334,6 +336,7 @@ fn daemon(case: &Case, profiling: &str, interval: Duration) -> Outcome {
         cpu: (end.0 - begin.0) / (end.1 - begin.1),
         slower: 1.0 - after / before,
         regions,
+        samples: Some(samples),
     }
 }
 
@@ -404,6 +407,7 @@ fn damon(case: &Case, most: u64, is_paid_for: bool) -> Outcome {
         cpu: spent.0 / spent.1,
         slower: 1.0 - after / before,
         regions,
+        samples: None,
     }
 }
 
@@ -433,6 +437,7 @@ fn thermostat(case: &Case) -> Outcome {
         cpu: (end.0 - begin.0) / (end.1 - begin.1),
         slower: 1.0 - after / before,
         regions,
+        samples: None,
     }
 }
 
@@ -452,7 +457,7 @@ fn row(case: &Case, name: &str, outcome: &Outcome) {
     let of = |of: fn(&Score) -> f64| steady(&outcome.scores, of);
     println!(
         "{:<20} {name:<16} F1 {:.3} precision {:.3} recall {:.3} order {:.3} followed {:>2} regions \
-         {:>5} cpu {:>6} slower {:>6}",
+         {:>5} samples {:>5} cpu {:>6} slower {:>6}",
         case.name,
         of(|s| s.f1),
         of(|s| s.precision),
@@ -460,6 +465,9 @@ fn row(case: &Case, name: &str, outcome: &Outcome) {
         of(|s| s.order.unwrap_or(0.0)),
         followed(outcome).map_or_else(|| "-".to_owned(), |n| n.to_string()),
         outcome.regions,
+        outcome
+            .samples
+            .map_or_else(|| "-".to_owned(), |n| n.to_string()),
         percent(outcome.cpu),
         percent(outcome.slower),
     );
