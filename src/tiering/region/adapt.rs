@@ -88,7 +88,6 @@ impl RegionMap {
                 SplitRule::Edges => edges::cut(region, mine, scans, thresholds, &mut parts),
                 SplitRule::Fixed => {
                     fold(&mut region, mine, scans, thresholds);
-                    region.doubt = None;
                     rebuild.put(region);
                     continue;
                 }
@@ -193,7 +192,6 @@ fn accessed(samples: &[(Sample, Tally)]) -> Option<Doubt> {
 /// Folds in the counts of `region` by the rules that remember no places.
 fn fold(region: &mut Region, samples: &[(Sample, Tally)], scans: u8, thresholds: Thresholds) {
     region.known = Known::NOTHING;
-    region.doubt = accessed(samples);
     if let Some(stats) = Stats::of(samples, scans) {
         region.fold(stats.mean, stats.samples, thresholds.ema);
         region.contrast = stats.contrast;
@@ -211,6 +209,7 @@ fn halve(
     out: &mut Vec<Region>,
 ) {
     fold(&mut region, samples, scans, thresholds);
+    region.doubt = accessed(samples);
     if region.contrast > thresholds.split {
         bisect(region, samples, scans, thresholds, out);
     } else {
