@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::tiering::observation::{Sample, TargetId};
 use crate::tiering::plan::Sweep;
-use crate::tiering::region::{Region, RegionMap};
+use crate::tiering::region::RegionMap;
 use crate::tiering::writes::{Extent, Savings};
 use crate::units::{HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
@@ -30,6 +30,8 @@ pub(super) struct Tracked {
     /// Pages of regions of which nothing is known yet: those that came of a split
     /// know what their parent knew.
     pub(super) uncounted: u64,
+    /// Whether what some region has is only derived.
+    is_derived: bool,
     /// What asking for its writes has to look at, and what is saved up for that.
     pub(super) extent: Extent,
     pub(super) savings: Savings,
@@ -47,6 +49,7 @@ impl Default for Tracked {
             cpu_share: BTreeMap::new(),
             view_share: Vec::new(),
             uncounted: 0,
+            is_derived: false,
             extent: Extent::default(),
             savings: Savings::default(),
             recount: VirtAddr(0),
@@ -98,9 +101,14 @@ impl Tracked {
 
     /// Brings what follows from the regions up to date.
     pub(super) fn recount(&mut self) {
-        let unknown = |r: &&Region| r.counted() == 0 && r.pages().total() == 0;
-        let regions = self.map.regions().iter().filter(unknown);
-        self.uncounted = regions.map(|r| r.range().pages()).sum();
+        self.uncounted = 0;
+        self.is_derived = false;
+        for region in self.map.regions().iter().filter(|r| r.counted() == 0) {
+            self.is_derived = true;
+            if region.pages().total() == 0 {
+                self.uncounted += region.range().pages();
+            }
+        }
     }
 
     /// Brings up to date what asking for its writes would cost.
@@ -146,7 +154,7 @@ impl Tracked {
             *left = left.saturating_sub(PageRange::pages(range));
         };
         for wanted in [true, false] {
-            for region in regions {
+            for region in regions.iter().filter(|_| self.is_derived) {
                 if left == 0 {
                     return;
                 }

@@ -27,7 +27,7 @@
 //! the promotion that it makes room for, and goes only as far down as there is
 //! room; with hotness still, moves come to rest.
 
-use super::{Budget, Ledger, Policy, View};
+use super::{Budget, Ledger, Policy, TargetView, View};
 use crate::tiering::hotness::Histogram;
 use crate::tiering::plan::{Direction, Move, Reason};
 use crate::tiering::region::Region;
@@ -49,17 +49,35 @@ impl HmKeeper {
 }
 
 /// A region by its place in the view.
+///
+/// Small, since there may be a million of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
-    target: usize,
-    region: usize,
+    target: u32,
+    region: u32,
+}
+
+impl Place {
+    fn target<'a, 'v>(self, view: &'a View<'v>) -> &'a TargetView<'v> {
+        &view.targets[self.target as usize]
+    }
+
+    fn region<'v>(self, view: &View<'v>) -> &'v Region {
+        &self.target(view).regions[self.region as usize]
+    }
+}
+
+/// Numbered as far as a [`Place`] can tell; of what would be beyond, some 8 PiB in
+/// regions of 2 MiB, nothing is moved.
+fn numbered<T>(items: &[T]) -> impl Iterator<Item = (u32, &T)> {
+    (0..u32::MAX).zip(items)
 }
 
 /// Bytes of a region that should be on a node.
 #[derive(Clone, Copy, Debug)]
 struct Ideal {
     place: Place,
-    rank: usize,
+    rank: u32,
     node: NodeId,
     bytes: Bytes,
 }
@@ -75,55 +93,81 @@ impl Policy for HmKeeper {
     }
 
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
-        let mut histogram = Histogram::new(self.settings.buckets, view.scans);
-        for (target, t) in view.targets.iter().enumerate() {
-            for (region, r) in t.regions.iter().enumerate() {
-                if r.pages().total() > 0 {
+        let survey = Survey::of(view, self.settings.buckets);
+        let threshold = share(self.settings.promotion_threshold, view.scans);
+        let prior = f32::from(self.settings.prior_samples);
+        let ideals = ideals(view, &survey, threshold, prior);
+        Planner::new(view, &survey, &self.settings, &ideals, budget).plan()
+    }
+}
+
+/// All regions in one pass: each costs more to be fetched than to be looked at.
+struct Survey {
+    /// Those with pages on the first rank, and the others, of the same hotness.
+    fast: Histogram<Place>,
+    slow: Histogram<Place>,
+    /// What the targets could have altogether: free, or theirs already.
+    capacity: Ledger,
+}
+
+impl Survey {
+    fn of(view: &View<'_>, buckets: usize) -> Self {
+        let mut survey = Self {
+            fast: Histogram::new(buckets, view.scans),
+            slow: Histogram::new(buckets, view.scans),
+            capacity: Ledger::free(view),
+        };
+        for (target, t) in numbered(&view.targets) {
+            let first = t.tiers.ranks().first();
+            for (region, r) in numbered(t.regions) {
+                let (mut is_anywhere, mut is_fast) = (false, false);
+                for (node, pages) in r.pages().iter() {
+                    survey.capacity.give(node, Bytes::from_pages(pages));
+                    is_anywhere = true;
+                    is_fast |= first.is_some_and(|rank| rank.nodes.contains(&node));
+                }
+                if is_anywhere {
+                    let histogram = if is_fast {
+                        &mut survey.fast
+                    } else {
+                        &mut survey.slow
+                    };
                     histogram.add(r.hotness(), Place { target, region });
                 }
             }
         }
-        let threshold = share(self.settings.promotion_threshold, view.scans);
-        let prior = f32::from(self.settings.prior_samples);
-        let ideals = ideals(view, &histogram, threshold, prior);
-        Planner::new(view, &histogram, &self.settings, &ideals, budget).plan(&ideals)
+        survey
     }
-}
 
-fn region<'a>(view: &View<'a>, place: Place) -> &'a Region {
-    &view.targets[place.target].regions[place.region]
-}
-
-/// Bytes of a region on nodes of rank `rank` or faster.
-fn at_or_above(view: &View<'_>, place: Place, rank: usize) -> Bytes {
-    let tiers = view.targets[place.target].tiers;
-    let pages = region(view, place)
-        .pages()
-        .iter()
-        .filter(|&(node, _)| tiers.rank_of(node).is_some_and(|r| r <= rank))
-        .map(|(_, count)| count)
-        .sum();
-    Bytes::from_pages(pages)
+    /// All of them, coldest first but for what shares a bucket.
+    fn coldest_first(&self) -> Vec<Place> {
+        let buckets = || self.fast.buckets().iter().zip(self.slow.buckets());
+        let mut all = Vec::with_capacity(buckets().map(|(f, s)| f.len() + s.len()).sum());
+        for (fast, slow) in buckets() {
+            all.extend_from_slice(fast);
+            all.extend_from_slice(slow);
+        }
+        all
+    }
 }
 
 /// Where the bytes of each region land when the hottest choose first. A
 /// region may land on several ranks. One of which too little was seen stays where it is.
-fn ideals(view: &View<'_>, histogram: &Histogram<Place>, threshold: f32, prior: f32) -> Vec<Ideal> {
-    let mut capacity = Ledger::capacity(view);
-    let mut ideals = Vec::new();
+fn ideals(view: &View<'_>, survey: &Survey, threshold: f32, prior: f32) -> Vec<Ideal> {
+    let mut capacity = survey.capacity.clone();
+    let buckets = survey.fast.buckets().iter().zip(survey.slow.buckets());
     // The coldest bucket has no ideal: it lies where it is until displaced.
-    for bucket in histogram.buckets()[1..].iter().rev() {
-        let (fast, slow): (Vec<Place>, Vec<Place>) = bucket
-            .iter()
-            .partition(|&&place| !at_or_above(view, place, 0).is_zero());
-        for place in fast.into_iter().chain(slow) {
-            let r = region(view, place);
+    let buckets: Vec<_> = buckets.skip(1).collect();
+    let mut ideals = Vec::with_capacity(buckets.iter().map(|(f, s)| f.len() + s.len()).sum());
+    for (fast, slow) in buckets.into_iter().rev() {
+        for &place in fast.iter().chain(slow) {
+            let r = place.region(view);
             if r.hotness() < threshold {
                 continue;
             }
             let is_sure = r.assured(prior) >= threshold;
             let mut left = r.resident();
-            for (rank, nodes) in view.targets[place.target].tiers.ranks().iter().enumerate() {
+            for (rank, nodes) in (0..).zip(place.target(view).tiers.ranks()) {
                 // First the nodes where it is already, then the roomiest.
                 let here = nodes.nodes.iter().map(|&n| (n, r.pages().on(n)));
                 for (node, pages) in here.filter(|&(_, pages)| pages > 0) {
@@ -162,7 +206,7 @@ fn land(
     ideals: &mut Vec<Ideal>,
     capacity: &mut Ledger,
     left: &mut Bytes,
-    (place, rank, node): (Place, usize, NodeId),
+    (place, rank, node): (Place, u32, NodeId),
     bytes: Bytes,
 ) {
     if bytes.is_zero() {
@@ -183,6 +227,9 @@ fn land(
     });
 }
 
+/// Beyond all ideals.
+const NO_IDEAL: u32 = u32::MAX;
+
 /// A plan in the making.
 struct Planner<'a, 'v> {
     view: &'a View<'v>,
@@ -195,24 +242,26 @@ struct Planner<'a, 'v> {
     /// has come.
     coldest: Vec<Place>,
     cursors: Vec<(NodeId, usize, Bytes)>,
-    /// Per place in `coldest` order of the view: bytes that should stay, by
-    /// target, region and node.
-    keep: std::collections::HashMap<(usize, usize, NodeId), Bytes>,
+    ideals: &'a [Ideal],
+    /// Per target and region where its ideals begin; [`NO_IDEAL`] if it has none.
+    ideals_of: Vec<Vec<u32>>,
     moves: Vec<Move>,
 }
 
 impl<'a, 'v> Planner<'a, 'v> {
     fn new(
         view: &'a View<'v>,
-        histogram: &Histogram<Place>,
+        survey: &Survey,
         settings: &'a HmKeeperSettings,
-        ideals: &[Ideal],
+        ideals: &'a [Ideal],
         budget: Budget,
     ) -> Self {
-        let mut keep = std::collections::HashMap::new();
-        for ideal in ideals {
-            let key = (ideal.place.target, ideal.place.region, ideal.node);
-            *keep.entry(key).or_insert(Bytes::ZERO) += ideal.bytes;
+        let regions = view.targets.iter().map(|t| t.regions.len());
+        let mut ideals_of: Vec<Vec<u32>> = regions.map(|n| vec![NO_IDEAL; n]).collect();
+        for (at, ideal) in numbered(ideals) {
+            let place = ideal.place;
+            let first = &mut ideals_of[place.target as usize][place.region as usize];
+            *first = at.min(*first);
         }
         Self {
             view,
@@ -220,15 +269,16 @@ impl<'a, 'v> Planner<'a, 'v> {
             free: Ledger::free(view),
             promotions_left: settings.promotion_bytes.min(budget.bytes),
             left: budget.bytes,
-            coldest: histogram.buckets().iter().flatten().copied().collect(),
+            coldest: survey.coldest_first(),
             cursors: Vec::new(),
-            keep,
+            ideals,
+            ideals_of,
             moves: Vec::new(),
         }
     }
 
-    fn plan(mut self, ideals: &[Ideal]) -> Vec<Move> {
-        for ideal in ideals {
+    fn plan(mut self) -> Vec<Move> {
+        for ideal in self.ideals {
             if self.promotions_left.is_zero() || self.left.is_zero() {
                 break;
             }
@@ -239,8 +289,8 @@ impl<'a, 'v> Planner<'a, 'v> {
 
     /// Brings to `ideal.node` what of the region lies slower.
     fn promote(&mut self, ideal: Ideal) {
-        let target = &self.view.targets[ideal.place.target];
-        let r = region(self.view, ideal.place);
+        let target = ideal.place.target(self.view);
+        let r = ideal.place.region(self.view);
         if self.rests(r, Direction::Promotion) {
             return;
         }
@@ -248,7 +298,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         let mut need = ideal.bytes.saturating_sub(here);
         // The slowest first: they gain most.
         for (rank, nodes) in target.tiers.ranks().iter().enumerate().rev() {
-            if rank <= ideal.rank {
+            if rank <= ideal.rank as usize {
                 break;
             }
             for &from in &nodes.nodes {
@@ -301,16 +351,14 @@ impl<'a, 'v> Planner<'a, 'v> {
         let margin = share(self.settings.eviction_margin, self.view.scans);
         let mut done = false;
         while let Some(&place) = self.coldest.get(at) {
-            let victim = region(self.view, place);
+            let victim = place.region(self.view);
             if victim.hotness() + margin > hotness {
                 // All that follow are hotter, give or take a bucket.
                 break;
             }
-            let target = &self.view.targets[place.target];
+            let target = place.target(self.view);
             let here = Bytes::from_pages(victim.pages().on(node)).saturating_sub(taken);
-            let key = (place.target, place.region, node);
-            let keep = self.keep.get(&key).copied().unwrap_or_default();
-            let may_go = here.saturating_sub(keep);
+            let may_go = here.saturating_sub(self.kept(place, node));
             let rests = self.rests(victim, Direction::Demotion);
             let down = if may_go.is_zero() || rests || !victim.is_known() {
                 None
@@ -345,6 +393,17 @@ impl<'a, 'v> Planner<'a, 'v> {
         }
         self.cursors[slot] = (node, at, taken);
         done
+    }
+
+    /// Bytes of a region that should be on `node`.
+    fn kept(&self, place: Place, node: NodeId) -> Bytes {
+        let first = self.ideals_of[place.target as usize][place.region as usize];
+        let from = self.ideals.get(first as usize..).unwrap_or_default();
+        // Those of one region stand beside each other.
+        let mine = from.iter().take_while(|ideal| ideal.place == place);
+        mine.filter(|ideal| ideal.node == node)
+            .map(|ideal| ideal.bytes)
+            .sum()
     }
 
     fn cursor(&mut self, node: NodeId) -> usize {

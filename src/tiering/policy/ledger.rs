@@ -1,37 +1,26 @@
 //! Room per node, as a plan fills and empties it.
 
-use std::collections::BTreeMap;
-
 use super::View;
 use crate::tiering::tier::Rank;
 use crate::units::{Bytes, NodeId};
 
-/// Bytes that can still go to each node.
+/// Bytes that can still go to each node. Of these there are few, and it is asked for each
+/// of a million regions: a list is searched sooner than a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ledger(BTreeMap<NodeId, Bytes>);
+pub struct Ledger(Vec<(NodeId, Bytes)>);
 
 impl Ledger {
     /// What is free now.
     pub fn free(view: &View<'_>) -> Self {
-        Self(view.room.iter().copied().collect())
-    }
-
-    /// What the targets could have altogether: free, or theirs already.
-    pub fn capacity(view: &View<'_>) -> Self {
-        let mut ledger = Self::free(view);
-        for target in &view.targets {
-            for region in target.regions {
-                for (node, pages) in region.pages().iter() {
-                    ledger.give(node, Bytes::from_pages(pages));
-                }
-            }
-        }
-        ledger
+        Self(view.room.clone())
     }
 
     /// Room on one node.
     pub fn on(&self, node: NodeId) -> Bytes {
-        self.0.get(&node).copied().unwrap_or_default()
+        let mut entries = self.0.iter();
+        entries
+            .find(|(n, _)| *n == node)
+            .map_or(Bytes::ZERO, |(_, bytes)| *bytes)
     }
 
     /// The node of a rank with the most room, the nearest among equals.
@@ -48,12 +37,21 @@ impl Ledger {
 
     /// More room.
     pub fn give(&mut self, node: NodeId, bytes: Bytes) {
-        *self.0.entry(node).or_default() += bytes;
+        *self.entry(node) += bytes;
     }
 
     /// Less room, never below none.
     pub fn take(&mut self, node: NodeId, bytes: Bytes) {
-        let room = self.0.entry(node).or_default();
+        let room = self.entry(node);
         *room = room.saturating_sub(bytes);
+    }
+
+    fn entry(&mut self, node: NodeId) -> &mut Bytes {
+        let at = self.0.iter().position(|(n, _)| *n == node);
+        let at = at.unwrap_or_else(|| {
+            self.0.push((node, Bytes::ZERO));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
     }
 }
