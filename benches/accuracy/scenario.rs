@@ -69,6 +69,12 @@ pub(crate) fn all() -> Vec<Scenario> {
             order: 9,
             ..still("jump-64-thp", chunks(64, 512, |epoch| epoch / 16))
         },
+        // Two sets in turns: the last time that one comes, it was seen before.
+        Scenario {
+            jump: Some(36),
+            epochs: 48,
+            ..still("in-turns", chunks(64, 1, |epoch| epoch / 12 % 2))
+        },
         // One huge page in ten, each alone, among strays.
         Scenario {
             jump: Some(16),

@@ -3,6 +3,7 @@
 use std::num::NonZeroU8;
 
 use super::rebuild::Rebuild;
+use super::scars::Step;
 use super::{Doubt, Known, Pages, Region, RegionMap, edges, take_in};
 use crate::tiering::observation::{Sample, Tally};
 use crate::tiering::settings::SplitRule;
@@ -74,6 +75,7 @@ impl RegionMap {
         let mut open = false;
         let mut rest = samples;
         let mut parts: Vec<Region> = Vec::new();
+        let mut scars = Vec::new();
         while let Some(mut region) = rebuild.take() {
             let mine = take_in(&mut rest, region.range);
 
@@ -85,7 +87,9 @@ impl RegionMap {
             }
             parts.clear();
             match thresholds.rule {
-                SplitRule::Edges => edges::cut(region, mine, scans, thresholds, &mut parts),
+                SplitRule::Edges => {
+                    edges::cut(region, mine, scans, thresholds, &self.scars, &mut parts);
+                }
                 SplitRule::Fixed => {
                     fold(&mut region, mine, scans, thresholds);
                     rebuild.put(region);
@@ -96,16 +100,20 @@ impl RegionMap {
             done.splits += parts.len() as u64 - 1;
             // An edge that moved makes its neighbour grow at once.
             let grows = parts.len() == 1 || thresholds.rule == SplitRule::Edges;
-            for part in parts.drain(..) {
+            for mut part in parts.drain(..) {
                 // What contradicts itself is alike with nothing.
                 let settled = grows && part.contrast <= thresholds.split;
                 match rebuild.last_mut() {
                     Some(last) if open && settled && alike(last, &part, scans, thresholds) => {
+                        let page = part.range.start().page_index();
+                        scars.extend(part.start.map(|step| (page, step)));
                         last.absorb(&part);
                         done.merges += 1;
                         open = false;
                     }
-                    _ => {
+                    last => {
+                        let step = last.and_then(|last| step(last, &part, scans));
+                        part.start = step.or(part.start);
                         rebuild.put(part);
                         open = settled;
                     }
@@ -113,6 +121,7 @@ impl RegionMap {
             }
         }
         self.regions = rebuild.finish();
+        self.scars.keep(&scars);
         done
     }
 }
@@ -128,6 +137,14 @@ fn alike(a: &Region, b: &Region, scans: u8, thresholds: Thresholds) -> bool {
         && (a.latest - b.latest).abs() < thresholds.merge
         && (a.hotness - b.hotness).abs() < thresholds.merge
         && !differ(a, b, f32::from(scans), thresholds.surely)
+}
+
+/// How hotness changes from one region to the next, if they touch and it does.
+fn step(low: &Region, high: &Region, scans: u8) -> Option<Step> {
+    let is_told = low.range.end() == high.range.start() && low.seen && high.seen;
+    is_told
+        .then(|| Step::between(low.latest, high.latest, scans.into()))
+        .flatten()
 }
 
 /// Whether the averages of two regions are further apart than chance explains. By chance

@@ -15,9 +15,10 @@
 //! next one drawn: an edge is found by bisection over epochs, at one sample each.
 //!
 //! What contradicts a region's past by a sample of its own is believed for
-//! `reach` around it and no further. What contradicts it, but not enough for a cut, is
-//! looked at again in the next epoch, and the looks of both count together ([`Doubt`]):
-//! a sequential test, for lone pages among stray accesses.
+//! `reach` around it and no further, or up to where an edge was once ([`Scars`]). What
+//! contradicts it, but not enough for a cut, is looked at again in the next epoch, and the
+//! looks of both count together ([`Doubt`]): a sequential test, for lone pages among stray
+//! accesses.
 //!
 //! **Properties** (proptest in the parent): pieces cover the region; what is
 //! known of a piece lies in it.
@@ -25,6 +26,7 @@
 use std::num::NonZeroU8;
 
 use super::adapt::Thresholds;
+use super::scars::{Scars, Step};
 use super::{Doubt, Known, Region};
 use crate::tiering::observation::{Sample, Tally};
 use crate::units::{PAGE_BYTES, PageRange, VirtAddr};
@@ -87,6 +89,7 @@ pub(super) fn cut(
     samples: &[(Sample, Tally)],
     scans: u8,
     thresholds: Thresholds,
+    scars: &Scars,
     out: &mut Vec<Region>,
 ) {
     let scans = f64::from(scans);
@@ -144,6 +147,7 @@ pub(super) fn cut(
             match edge(
                 sides,
                 &region,
+                scars,
                 (scans, thresholds.split.into()),
                 (reach, unit),
             ) {
@@ -210,6 +214,7 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
 fn edge(
     (low, high): (&[Point], &[Point]),
     region: &Region,
+    scars: &Scars,
     (scans, split): (f64, f64),
     (reach, unit): (u64, u64),
 ) -> Option<u64> {
@@ -219,11 +224,15 @@ fn edge(
         region.seen && mean(points.iter(), scans).is_some_and(|is| (is - past).abs() > split)
     };
     let middle = u64::midpoint(last + 1, first);
-    let edge = match (is_odd(low), is_odd(high)) {
-        (true, false) => middle.min(last.saturating_add(reach)),
-        (false, true) => middle.max(first.saturating_sub(reach)),
-        _ => middle,
+    let old = scars.within(last + 1..first + 1);
+    let (old, guess) = match (is_odd(low), is_odd(high)) {
+        (true, false) => (old.first(), middle.min(last.saturating_add(reach))),
+        (false, true) => (old.last(), middle.max(first.saturating_sub(reach))),
+        _ => (old.iter().min_by_key(|s| s.page.abs_diff(middle)), middle),
     };
+    let is_up = mean(high.iter(), scans) > mean(low.iter(), scans);
+    let step = if is_up { Step::Up } else { Step::Down };
+    let edge = old.filter(|s| s.step == step).map_or(guess, |s| s.page);
     let down = edge / unit * unit;
     if down > last {
         return Some(down);

@@ -33,11 +33,13 @@ mod edges;
 mod known;
 mod pages;
 mod rebuild;
+mod scars;
 
 pub use adapt::{Adapted, Thresholds};
 pub use pages::Pages;
 
 use known::{Doubt, Known};
+use scars::{Scars, Step};
 
 use super::observation::{Sample, Tally};
 use super::plan::Direction;
@@ -98,6 +100,8 @@ pub struct Region {
     moved: Option<(u64, Direction)>,
     /// Until this epoch it is left alone: nothing of it could be moved.
     stuck_until: u64,
+    /// Whether hotness once changed at its first page.
+    start: Option<Step>,
 }
 
 impl Region {
@@ -124,6 +128,7 @@ impl Region {
             aims: [false; 3],
             moved: None,
             stuck_until: 0,
+            start: None,
         }
     }
 
@@ -320,6 +325,7 @@ impl Region {
             known: self.known.within(range),
             counted: 0,
             counting: None,
+            start: self.start.filter(|_| range.start() == self.range.start()),
             ..self.clone()
         }
     }
@@ -392,6 +398,8 @@ pub struct RegionMap {
     regions: Vec<Region>,
     /// What they cover.
     covered: Vec<PageRange>,
+    /// Where regions that differed have merged.
+    scars: Scars,
 }
 
 impl RegionMap {
@@ -430,6 +438,7 @@ impl RegionMap {
         }
         self.covered.clear();
         self.covered.extend(coalesce(eligible));
+        self.scars.clip(&self.covered);
         let mut old = std::mem::take(&mut self.regions).into_iter().peekable();
         let mut new = Vec::with_capacity(old.len());
         for &piece in &self.covered {

@@ -485,3 +485,37 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_comes_back_comes_back_within_its_old_edges() {
+    let thresholds = Thresholds {
+        rule: SplitRule::Edges,
+        ..THRESHOLDS
+    };
+    let mut map = RegionMap::default();
+    map.sync(&[range(0, 64 * MIB)], Bytes(64 * MIB));
+    let every_mib = |hot: std::ops::Range<u64>| -> Vec<(Sample, Tally)> {
+        (0..64)
+            .map(|at| sample(at * MIB, if hot.contains(&at) { 3 } else { 0 }))
+            .collect()
+    };
+    map.adapt(&every_mib(16..24), 3, thresholds);
+    let edges = ranges(&map);
+    assert_eq!(edges.len(), 3, "{edges:?}");
+    for _ in 0..8 {
+        map.adapt(&every_mib(0..0), 3, thresholds);
+    }
+    assert_eq!(ranges(&map), [(0, 64 * MIB)]);
+    // One sample is believed for a MiB around it where nothing was ever known of an edge,
+    // and up to its edges where they were.
+    let lone = |map: &RegionMap, at: u64| {
+        let mut map = map.clone();
+        let mut samples = [4, at, 60].map(|at| sample(at * MIB, 0));
+        samples[1].1.accessed = 3;
+        map.adapt(&samples, 3, thresholds);
+        ranges(&map)
+    };
+    assert_eq!(lone(&map, 20), edges);
+    let elsewhere = lone(&map, 40);
+    assert_eq!(elsewhere[1], (39 * MIB, 41 * MIB), "{elsewhere:?}");
+}
