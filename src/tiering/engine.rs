@@ -377,10 +377,7 @@ impl Engine {
             let regions = tracked.map.regions().len() as u64;
             // A share of 0 to 1 of the samples: no loss that matters.
             let share = samples as f64 * told.weight() / all.max(IDLE_LOAD);
-            let mut quota = (share as u64)
-                .max(1)
-                .min(sampling::useful(&tracked.map))
-                .min(left);
+            let mut quota = (share as u64).max(1).min(tracked.useful).min(left);
             if !profiling.overhead_control {
                 quota = quota.max(regions).min(left);
             }
@@ -510,12 +507,12 @@ impl Engine {
             };
             sampling::draw(
                 &tracked.map,
-                target.id,
-                target.pid,
+                (target.id, target.pid),
+                hot,
                 &mut self.rng,
                 &mut samples,
+                &mut expected,
             );
-            tracked.expect(&samples[expected.len()..], hot, &mut expected);
             let share = u128::from(pages) * u128::from(tracked.sweep_weight());
             let share = u64::try_from(share / u128::from(all.max(1))).unwrap_or(pages);
             tracked.sweep(target.id, target.pid, hot, share.max(1), &mut sweeps);

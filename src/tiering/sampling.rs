@@ -39,7 +39,7 @@ const DENSEST: u64 = 16;
 const FREELY_DRAWN: u64 = 4 * DENSEST;
 
 /// The most samples that a region can use.
-fn most(region: &Region) -> u64 {
+pub(super) fn most(region: &Region) -> u64 {
     let unit = region.folio_bytes().max(PAGE_BYTES);
     let folios = region.range().bytes().0.div_ceil(unit);
     if unit > PAGE_BYTES {
@@ -49,29 +49,20 @@ fn most(region: &Region) -> u64 {
     }
 }
 
-/// The most samples that all regions together can use.
-pub(super) fn useful(map: &RegionMap) -> u64 {
-    map.regions().iter().map(most).sum()
-}
-
 /// Deals `total` samples out to the regions. `turn` rotates who goes without
 /// when there are more regions than samples.
 pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
     let regions = map.regions_mut();
     let count = regions.len() as u64;
-    for region in regions.iter_mut() {
-        region.aims = [false, false, region.doubted().is_some()];
-    }
-    if count == 0 {
-        return;
-    }
-    if count >= total {
-        take_turns(regions, total, turn);
+    let aims = |region: &Region| [false, false, region.doubted().is_some()];
+    if count == 0 || count >= total {
+        take_turns(regions, total, turn, aims);
         return;
     }
     // Everybody keeps its share, as far as it can use it and the total allows.
     let mut sum = 0;
     for region in regions.iter_mut() {
+        region.aims = aims(region);
         let quota = u64::from(region.quota).clamp(1, most(region));
         region.quota = saturate(quota);
         sum += quota;
@@ -115,14 +106,12 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
 pub(super) fn deal_to_edges(map: &mut RegionMap, total: u64, turn: u64, thresholds: Thresholds) {
     let regions = map.regions_mut();
     let count = regions.len() as u64;
-    for region in regions.iter_mut() {
-        region.aims = [false; 3];
-    }
     if count == 0 || count >= total {
-        take_turns(regions, total, turn);
+        take_turns(regions, total, turn, |_| [false; 3]);
         return;
     }
     for region in regions.iter_mut() {
+        region.aims = [false; 3];
         region.quota = 1;
     }
     let doubts = regions.iter().enumerate();
@@ -177,16 +166,17 @@ pub(super) fn deal_at_random(map: &mut RegionMap, total: u64, rng: &mut Rng) {
     }
 }
 
-/// With more regions than samples everybody has one now and then.
-fn take_turns(regions: &mut [Region], total: u64, turn: u64) {
+/// With more regions than samples everybody has one now and then, with its aims.
+fn take_turns(regions: &mut [Region], total: u64, turn: u64, aims: impl Fn(&Region) -> [bool; 3]) {
     let count = regions.len() as u64;
     if count == 0 {
         return;
     }
     let start = turn.wrapping_mul(total) % count;
     for (i, region) in (0_u64..).zip(regions.iter_mut()) {
-        region.quota = u32::from((i + count - start) % count < total);
-        region.aims[2] &= region.quota > 0;
+        let is_next = (i + count - start) % count < total;
+        region.quota = u32::from(is_next);
+        region.aims = if is_next { aims(region) } else { [false; 3] };
     }
 }
 
@@ -226,15 +216,16 @@ fn saturate(quota: u64) -> u32 {
 }
 
 /// Draws this epoch's samples, sorted by address: one random folio in each
-/// stratum of each region; of small pages one in every [`DENSEST`].
+/// stratum of each region; of small pages one in every [`DENSEST`]. `expected` says of each
+/// whether its region is at least as hot as `hot`.
 pub(super) fn draw(
     map: &RegionMap,
-    target: TargetId,
-    pid: Pid,
+    (target, pid): (TargetId, Pid),
+    hot: f32,
     rng: &mut Rng,
     out: &mut Vec<Sample>,
+    expected: &mut Vec<bool>,
 ) {
-    let before = out.len();
     for region in map.regions() {
         let range = region.range();
         let unit = region.folio_bytes().max(PAGE_BYTES) / PAGE_BYTES;
@@ -286,12 +277,21 @@ pub(super) fn draw(
             let addr = VirtAddr(page.clamp(first, last) * PAGE_BYTES);
             out.push(Sample { target, pid, addr });
         }
-        out[mine..].sort_unstable_by_key(|sample| sample.addr);
+        let drawn = &mut out[mine..];
+        drawn.sort_unstable_by_key(|sample| sample.addr);
+        // What was aimed at may have been drawn as well.
+        let mut kept = 0;
+        for at in 1..drawn.len() {
+            if drawn[at] != drawn[kept] {
+                kept += 1;
+                drawn[kept] = drawn[at];
+            }
+        }
+        if !drawn.is_empty() {
+            out.truncate(mine + kept + 1);
+        }
+        expected.resize(out.len(), region.heat() >= hot);
     }
-    // What was aimed at may have been drawn as well.
-    let mut drawn = out.split_off(before);
-    drawn.dedup();
-    out.append(&mut drawn);
 }
 
 /// The page that is watched for a group of [`DENSEST`] of them, always the same
@@ -338,6 +338,17 @@ mod tests {
         }
     }
 
+    fn drawn(map: &RegionMap, rng: &mut Rng, out: &mut Vec<Sample>) {
+        let mut expected = Vec::new();
+        draw(map, (TargetId(0), Pid(1)), 1.5, rng, out, &mut expected);
+        assert_eq!(expected.len(), out.len());
+        for (sample, expected) in out.iter().zip(expected) {
+            let regions = map.regions();
+            let at = regions.partition_point(|r| r.range().end() <= sample.addr);
+            assert_eq!(expected, regions[at].heat() >= 1.5);
+        }
+    }
+
     fn total(map: &RegionMap) -> u64 {
         map.regions().iter().map(|r| u64::from(r.quota())).sum()
     }
@@ -363,7 +374,7 @@ mod tests {
             map.adapt(seen, 3, Thresholds::FOR_TESTS);
             deal(map, 4, 0);
             let mut out = Vec::new();
-            draw(map, TargetId(0), Pid(1), &mut Rng::new(1), &mut out);
+            drawn(map, &mut Rng::new(1), &mut out);
             assert_eq!(out.len(), 4);
             out
         };
@@ -387,7 +398,7 @@ mod tests {
         deal_to_edges(&mut map, 12, 0, THRESHOLDS);
         assert_eq!(total(&map), 12);
         let mut out = Vec::new();
-        draw(&map, TargetId(0), Pid(1), &mut Rng::new(1), &mut out);
+        drawn(&map, &mut Rng::new(1), &mut out);
         let between = |low, high| {
             out.iter()
                 .filter(|s| (low..high).contains(&s.addr.page_index()))
@@ -421,7 +432,7 @@ mod tests {
         let mut epochs = Vec::new();
         for _ in 0..2 {
             let mut out = Vec::new();
-            draw(&map, TargetId(0), Pid(1), &mut rng, &mut out);
+            drawn(&map, &mut rng, &mut out);
             assert_eq!(out.len(), 50);
             for (i, sample) in (0..).zip(&out) {
                 assert_eq!(sample.addr.page_index() / 32, i);
@@ -439,7 +450,7 @@ mod tests {
         for turn in 0..200 {
             deal(&mut map, 50, turn);
             let mut out = Vec::new();
-            draw(&map, TargetId(0), Pid(1), &mut rng, &mut out);
+            drawn(&map, &mut rng, &mut out);
             pages.extend(out.iter().map(|sample| sample.addr.page_index()));
         }
         assert_eq!(pages.len(), 100, "one in 16, and in time each of them");
@@ -469,7 +480,7 @@ mod tests {
                 let sum: u64 = map.regions().iter().map(|r| u64::from(r.quota())).sum();
                 prop_assert!(sum <= total);
                 let mut out = Vec::new();
-                draw(&map, TargetId(0), Pid(1), &mut rng, &mut out);
+                drawn(&map, &mut rng, &mut out);
                 prop_assert!(out.len() as u64 <= total);
                 prop_assert!(out.windows(2).all(|w| w[0].addr < w[1].addr));
                 // Heat in blocks, for edges to be there.

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::tiering::observation::{Sample, TargetId};
+use crate::tiering::observation::TargetId;
 use crate::tiering::plan::Sweep;
 use crate::tiering::region::RegionMap;
+use crate::tiering::sampling;
 use crate::tiering::writes::{Extent, Savings};
 use crate::units::{HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
@@ -30,6 +31,8 @@ pub(super) struct Tracked {
     /// Pages of regions of which nothing is known yet: those that came of a split
     /// know what their parent knew.
     pub(super) uncounted: u64,
+    /// The most samples that its regions can use.
+    pub(super) useful: u64,
     /// Whether what some region has is only derived.
     is_derived: bool,
     /// What asking for its writes has to look at, and what is saved up for that.
@@ -49,6 +52,7 @@ impl Default for Tracked {
             cpu_share: BTreeMap::new(),
             view_share: Vec::new(),
             uncounted: 0,
+            useful: 0,
             is_derived: false,
             extent: Extent::default(),
             savings: Savings::default(),
@@ -86,27 +90,16 @@ impl Tracked {
         }
     }
 
-    /// Appends whether each of `samples`, all its own and sorted, is in a region of at
-    /// least `hot`.
-    pub(super) fn expect(&self, samples: &[Sample], hot: f32, out: &mut Vec<bool>) {
-        let mut regions = self.map.regions().iter().peekable();
-        for sample in samples {
-            while regions
-                .next_if(|r| r.range().end() <= sample.addr)
-                .is_some()
-            {}
-            out.push(regions.peek().is_some_and(|r| r.heat() >= hot));
-        }
-    }
-
     /// Brings what follows from the regions up to date.
     pub(super) fn recount(&mut self) {
-        self.uncounted = 0;
-        self.is_derived = false;
-        for region in self.map.regions().iter().filter(|r| r.counted() == 0) {
-            self.is_derived = true;
-            if region.pages().total() == 0 {
-                self.uncounted += region.range().pages();
+        (self.uncounted, self.useful, self.is_derived) = (0, 0, false);
+        for region in self.map.regions() {
+            self.useful += sampling::most(region);
+            if region.counted() == 0 {
+                self.is_derived = true;
+                if region.pages().total() == 0 {
+                    self.uncounted += region.range().pages();
+                }
             }
         }
     }

@@ -19,8 +19,9 @@ use crate::units::PageRange;
 
 /// Most that are kept of a target: 256 KiB.
 const MOST: usize = 16_384;
-/// Share of the scans by which neighbours have to differ to lie at a step.
-const LEAST_STEP: f32 = 1.0 / 3.0;
+/// Share of the scans by which neighbours have to differ to lie at a step: what few samples
+/// have seen of cold memory differs by a third by chance.
+const LEAST_STEP: f32 = 2.0 / 3.0;
 
 /// How hotness changes at a page, seen from lower addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,8 +133,8 @@ mod tests {
 
     #[test]
     fn small_differences_are_no_steps() {
-        assert_eq!(Step::between(0.0, 0.9, 3.0), None);
-        assert_eq!(Step::between(0.0, 1.0, 3.0), Some(Step::Up));
+        assert_eq!(Step::between(0.0, 1.9, 3.0), None);
+        assert_eq!(Step::between(0.0, 2.1, 3.0), Some(Step::Up));
         assert_eq!(Step::between(3.0, 0.5, 3.0), Some(Step::Down));
     }
 }
