@@ -34,7 +34,7 @@ pub(super) struct Tracked {
     /// The most samples that its regions can use.
     pub(super) useful: u64,
     /// Whether what some region has is only derived.
-    is_derived: bool,
+    has_derived: bool,
     /// What asking for its writes has to look at, and what is saved up for that.
     pub(super) extent: Extent,
     pub(super) savings: Savings,
@@ -53,7 +53,7 @@ impl Default for Tracked {
             view_share: Vec::new(),
             uncounted: 0,
             useful: 0,
-            is_derived: false,
+            has_derived: false,
             extent: Extent::default(),
             savings: Savings::default(),
             recount: VirtAddr(0),
@@ -92,11 +92,11 @@ impl Tracked {
 
     /// Brings what follows from the regions up to date.
     pub(super) fn recount(&mut self) {
-        (self.uncounted, self.useful, self.is_derived) = (0, 0, false);
+        (self.uncounted, self.useful, self.has_derived) = (0, 0, false);
         for region in self.map.regions() {
             self.useful += sampling::most(region);
             if region.counted() == 0 {
-                self.is_derived = true;
+                self.has_derived = true;
                 if region.pages().total() == 0 {
                     self.uncounted += region.range().pages();
                 }
@@ -146,13 +146,15 @@ impl Tracked {
             out.push(Sweep { target, pid, range });
             *left = left.saturating_sub(PageRange::pages(range));
         };
-        for wanted in [true, false] {
-            for region in regions.iter().filter(|_| self.is_derived) {
-                if left == 0 {
-                    return;
-                }
-                if region.counted() == 0 && (region.heat() >= hot) == wanted {
-                    push(region.next_sweep(left), &mut left);
+        if self.has_derived {
+            for wanted in [true, false] {
+                for region in regions {
+                    if left == 0 {
+                        return;
+                    }
+                    if region.counted() == 0 && (region.heat() >= hot) == wanted {
+                        push(region.next_sweep(left), &mut left);
+                    }
                 }
             }
         }

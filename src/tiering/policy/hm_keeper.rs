@@ -58,12 +58,12 @@ struct Place {
 }
 
 impl Place {
-    fn target<'a, 'v>(self, view: &'a View<'v>) -> &'a TargetView<'v> {
+    fn target_in<'a, 'v>(self, view: &'a View<'v>) -> &'a TargetView<'v> {
         &view.targets[self.target as usize]
     }
 
-    fn region<'v>(self, view: &View<'v>) -> &'v Region {
-        &self.target(view).regions[self.region as usize]
+    fn region_in<'v>(self, view: &View<'v>) -> &'v Region {
+        &self.target_in(view).regions[self.region as usize]
     }
 }
 
@@ -93,16 +93,16 @@ impl Policy for HmKeeper {
     }
 
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
-        let survey = Survey::of(view, self.settings.buckets);
+        let census = Census::of(view, self.settings.buckets);
         let threshold = share(self.settings.promotion_threshold, view.scans);
         let prior = f32::from(self.settings.prior_samples);
-        let ideals = ideals(view, &survey, threshold, prior);
-        Planner::new(view, &survey, &self.settings, &ideals, budget).plan()
+        let ideals = ideals(view, &census, threshold, prior);
+        Planner::new(view, &census, &self.settings, &ideals, budget).plan()
     }
 }
 
 /// All regions in one pass: each costs more to be fetched than to be looked at.
-struct Survey {
+struct Census {
     /// Those with pages on the first rank, and the others, of the same hotness.
     fast: Histogram<Place>,
     slow: Histogram<Place>,
@@ -110,9 +110,9 @@ struct Survey {
     capacity: Ledger,
 }
 
-impl Survey {
+impl Census {
     fn of(view: &View<'_>, buckets: usize) -> Self {
-        let mut survey = Self {
+        let mut census = Self {
             fast: Histogram::new(buckets, view.scans),
             slow: Histogram::new(buckets, view.scans),
             capacity: Ledger::free(view),
@@ -122,21 +122,21 @@ impl Survey {
             for (region, r) in numbered(t.regions) {
                 let (mut is_anywhere, mut is_fast) = (false, false);
                 for (node, pages) in r.pages().iter() {
-                    survey.capacity.give(node, Bytes::from_pages(pages));
+                    census.capacity.give(node, Bytes::from_pages(pages));
                     is_anywhere = true;
                     is_fast |= first.is_some_and(|rank| rank.nodes.contains(&node));
                 }
                 if is_anywhere {
                     let histogram = if is_fast {
-                        &mut survey.fast
+                        &mut census.fast
                     } else {
-                        &mut survey.slow
+                        &mut census.slow
                     };
                     histogram.add(r.hotness(), Place { target, region });
                 }
             }
         }
-        survey
+        census
     }
 
     /// All of them, coldest first but for what shares a bucket.
@@ -153,21 +153,21 @@ impl Survey {
 
 /// Where the bytes of each region land when the hottest choose first. A
 /// region may land on several ranks. One of which too little was seen stays where it is.
-fn ideals(view: &View<'_>, survey: &Survey, threshold: f32, prior: f32) -> Vec<Ideal> {
-    let mut capacity = survey.capacity.clone();
-    let buckets = survey.fast.buckets().iter().zip(survey.slow.buckets());
+fn ideals(view: &View<'_>, census: &Census, threshold: f32, prior: f32) -> Vec<Ideal> {
+    let mut capacity = census.capacity.clone();
+    let buckets = census.fast.buckets().iter().zip(census.slow.buckets());
     // The coldest bucket has no ideal: it lies where it is until displaced.
     let buckets: Vec<_> = buckets.skip(1).collect();
     let mut ideals = Vec::with_capacity(buckets.iter().map(|(f, s)| f.len() + s.len()).sum());
     for (fast, slow) in buckets.into_iter().rev() {
         for &place in fast.iter().chain(slow) {
-            let r = place.region(view);
+            let r = place.region_in(view);
             if r.hotness() < threshold {
                 continue;
             }
             let is_sure = r.assured(prior) >= threshold;
             let mut left = r.resident();
-            for (rank, nodes) in (0..).zip(place.target(view).tiers.ranks()) {
+            for (rank, nodes) in (0..).zip(place.target_in(view).tiers.ranks()) {
                 // First the nodes where it is already, then the roomiest.
                 let here = nodes.nodes.iter().map(|&n| (n, r.pages().on(n)));
                 for (node, pages) in here.filter(|&(_, pages)| pages > 0) {
@@ -251,7 +251,7 @@ struct Planner<'a, 'v> {
 impl<'a, 'v> Planner<'a, 'v> {
     fn new(
         view: &'a View<'v>,
-        survey: &Survey,
+        census: &Census,
         settings: &'a HmKeeperSettings,
         ideals: &'a [Ideal],
         budget: Budget,
@@ -269,7 +269,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             free: Ledger::free(view),
             promotions_left: settings.promotion_bytes.min(budget.bytes),
             left: budget.bytes,
-            coldest: survey.coldest_first(),
+            coldest: census.coldest_first(),
             cursors: Vec::new(),
             ideals,
             ideals_of,
@@ -289,8 +289,8 @@ impl<'a, 'v> Planner<'a, 'v> {
 
     /// Brings to `ideal.node` what of the region lies slower.
     fn promote(&mut self, ideal: Ideal) {
-        let target = ideal.place.target(self.view);
-        let r = ideal.place.region(self.view);
+        let target = ideal.place.target_in(self.view);
+        let r = ideal.place.region_in(self.view);
         if self.rests(r, Direction::Promotion) {
             return;
         }
@@ -351,12 +351,18 @@ impl<'a, 'v> Planner<'a, 'v> {
         let margin = share(self.settings.eviction_margin, self.view.scans);
         let mut done = false;
         while let Some(&place) = self.coldest.get(at) {
-            let victim = place.region(self.view);
+            let victim = place.region_in(self.view);
+            if victim.pages().on(node) == 0 {
+                // It says nothing of those that are there.
+                at += 1;
+                taken = Bytes::ZERO;
+                continue;
+            }
             if victim.hotness() + margin > hotness {
                 // All that follow are hotter, give or take a bucket.
                 break;
             }
-            let target = place.target(self.view);
+            let target = place.target_in(self.view);
             let here = Bytes::from_pages(victim.pages().on(node)).saturating_sub(taken);
             let may_go = here.saturating_sub(self.kept(place, node));
             let rests = self.rests(victim, Direction::Demotion);

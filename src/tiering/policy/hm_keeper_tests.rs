@@ -317,3 +317,12 @@ mod properties {
         }
     }
 }
+
+#[test]
+fn what_is_elsewhere_hides_no_victim() {
+    // 0.15 on the fastest node is too hot to give way to 1.1, and not on the next one.
+    let regions = regions(&[(0.0, 1), (0.15, 0), (1.1, 3), (3.0, 0), (3.0, 3)]);
+    let moves = decide(HmKeeperSettings::default(), &regions, [0, 0, 10, 10]);
+    let wanted = [(2, 0, 2, 2), (8, 3, 0, 2), (0, 1, 2, 2), (4, 3, 1, 2)];
+    assert_eq!(brief(&moves), wanted);
+}

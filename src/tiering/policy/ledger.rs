@@ -6,7 +6,7 @@ use crate::units::{Bytes, NodeId};
 
 /// Bytes that can still go to each node. Of these there are few, and it is asked for each
 /// of a million regions: a list is searched sooner than a tree.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Ledger(Vec<(NodeId, Bytes)>);
 
 impl Ledger {

@@ -35,7 +35,7 @@ pub struct View<'a> {
     pub scans: u8,
     /// The targets that may be moved.
     pub targets: Vec<TargetView<'a>>,
-    /// Per node: bytes that can be filled before the headroom is touched.
+    /// Per node, each once: bytes that can be filled before the headroom is touched.
     pub room: Vec<(NodeId, Bytes)>,
 }
 

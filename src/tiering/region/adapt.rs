@@ -7,7 +7,7 @@ use super::scars::Step;
 use super::{Doubt, Known, Pages, Region, RegionMap, edges, take_in};
 use crate::tiering::observation::{Sample, Tally};
 use crate::tiering::settings::SplitRule;
-use crate::units::{Bytes, VirtAddr};
+use crate::units::{Bytes, PageRange, VirtAddr};
 
 /// Share of the scans by which neighbours have to differ to be kept apart at all, however
 /// sure it is: where many samples are, any two regions differ by something.
@@ -106,7 +106,9 @@ impl RegionMap {
                 match rebuild.last_mut() {
                     Some(last) if open && settled && alike(last, &part, scans, thresholds) => {
                         let page = part.range.start().page_index();
-                        scars.extend(part.start.map(|step| (page, step)));
+                        if thresholds.rule == SplitRule::Edges {
+                            scars.extend(part.start.map(|step| (page, step)));
+                        }
                         last.absorb(&part);
                         done.merges += 1;
                         open = false;
@@ -264,13 +266,16 @@ fn bisect(
         return;
     };
     let (pages_low, pages_high) = region.pages.divide(low.pages(), range.pages());
-    let half = |range, pages: Pages, quota| Region {
+    let half = |range: PageRange, pages: Pages, quota| Region {
         range,
         pages,
         quota,
         evidence: region.evidence / 2.0,
         counted: 0,
         counting: None,
+        start: region
+            .start
+            .filter(|_| range.start() == region.range.start()),
         ..region.clone()
     };
     // "Quota divided evenly; the global total unchanged", but a region without

@@ -224,15 +224,34 @@ fn edge(
         region.seen && mean(points.iter(), scans).is_some_and(|is| (is - past).abs() > split)
     };
     let middle = u64::midpoint(last + 1, first);
-    let old = scars.within(last + 1..first + 1);
-    let (old, guess) = match (is_odd(low), is_odd(high)) {
-        (true, false) => (old.first(), middle.min(last.saturating_add(reach))),
-        (false, true) => (old.last(), middle.max(first.saturating_sub(reach))),
-        _ => (old.iter().min_by_key(|s| s.page.abs_diff(middle)), middle),
-    };
     let is_up = mean(high.iter(), scans) > mean(low.iter(), scans);
     let step = if is_up { Step::Up } else { Step::Down };
-    let edge = old.filter(|s| s.step == step).map_or(guess, |s| s.page);
+    let gap = scars.within(last + 1..first + 1);
+    // What lies between two old edges is believed to be as it was; of one alone nobody
+    // knows how far it reaches.
+    let (start, end) = (
+        region.range.start().page_index(),
+        region.range.end().page_index(),
+    );
+    let (scar, guess) = match (is_odd(low), is_odd(high)) {
+        (true, false) => {
+            let below = scars.within(start..low.first()?.page + 1).last();
+            let paired = gap
+                .first()
+                .filter(|_| below.is_some_and(|s| s.step != step));
+            (paired, middle.min(last.saturating_add(reach)))
+        }
+        (false, true) => {
+            let above = scars.within(high.last()?.page + 1..end).first();
+            let paired = gap.last().filter(|_| above.is_some_and(|s| s.step != step));
+            (paired, middle.max(first.saturating_sub(reach)))
+        }
+        _ => {
+            let alike = gap.iter().filter(|s| s.step == step);
+            (alike.min_by_key(|s| s.page.abs_diff(middle)), middle)
+        }
+    };
+    let edge = scar.filter(|s| s.step == step).map_or(guess, |s| s.page);
     let down = edge / unit * unit;
     if down > last {
         return Some(down);

@@ -8,8 +8,10 @@
 //!
 //! **Approach.** A region remembers whether its first page was where memory became hotter
 //! or colder ([`Step`]). When it merges with the region before it, that page is kept as a
-//! *scar*. A cut that has to lie somewhere between two samples goes to the nearest scar
-//! there that once parted hot from cold the same way round.
+//! *scar*; so are the guesses by which an edge was bisected. A cut that has to lie
+//! somewhere between two samples goes to the nearest scar there, if hotness changed the
+//! same way round at it, and, for what was cut out by few samples, if its other end has
+//! one, too.
 //!
 //! **Properties** (tests below): at most [`MOST`] are kept, the latest; ascending.
 
@@ -17,7 +19,7 @@ use std::ops::Range;
 
 use crate::units::PageRange;
 
-/// Most that are kept of a target: 256 KiB.
+/// Most that are kept of a target: half a MiB at most.
 const MOST: usize = 16_384;
 /// Share of the scans by which neighbours have to differ to lie at a step: what few samples
 /// have seen of cold memory differs by a third by chance.
@@ -77,8 +79,11 @@ impl Scars {
         let turn = self.turn;
         let is_new = |page: u64| new.binary_search_by_key(&page, |(at, _)| *at).is_ok();
         self.kept.retain(|scar| !is_new(scar.page));
-        let new = new.iter().map(|&(page, step)| Scar { page, step, turn });
-        self.kept.extend(new);
+        // Of a flood some pairs, from everywhere.
+        let each = new.len().div_ceil(MOST / 2);
+        let new = new.iter().enumerate().filter(|(at, _)| at / 2 % each == 0);
+        self.kept
+            .extend(new.map(|(_, &(page, step))| Scar { page, step, turn }));
         if self.kept.len() > MOST {
             self.kept
                 .sort_unstable_by_key(|scar| std::cmp::Reverse(scar.turn));
@@ -116,8 +121,19 @@ mod tests {
         assert_eq!(pages(scars.within(11..30)), [20]);
         let many: Vec<(u64, Step)> = (0..MOST as u64).map(|n| (1000 + n, Step::Up)).collect();
         scars.keep(&many);
+        assert_eq!(pages(scars.within(0..1000)), [10, 20, 30]);
+        for round in 1..4 {
+            let later: Vec<(u64, Step)> = (many.iter().step_by(4))
+                .map(|&(page, step)| (page + round * MOST as u64, step))
+                .collect();
+            scars.keep(&later);
+            let all = scars.within(0..u64::MAX);
+            assert!(all.len() <= MOST && all.is_sorted_by(|a, b| a.page < b.page));
+            // The latest are all there.
+            let last = later.last().map(|(page, _)| *page);
+            assert_eq!(all.last().map(|scar| scar.page), last);
+        }
         assert_eq!(scars.within(0..1000), []);
-        assert!(scars.within(0..u64::MAX).len() <= MOST);
     }
 
     #[test]

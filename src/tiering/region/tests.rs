@@ -518,4 +518,10 @@ fn what_comes_back_comes_back_within_its_old_edges() {
     assert_eq!(lone(&map, 20), edges);
     let elsewhere = lone(&map, 40);
     assert_eq!(elsewhere[1], (39 * MIB, 41 * MIB), "{elsewhere:?}");
+    // Nor is one edge without another believed: what lay above it is gone.
+    map.sync(&[range(0, 22 * MIB)], Bytes(64 * MIB));
+    let mut samples = [4, 20].map(|at| sample(at * MIB, 0));
+    samples[1].1.accessed = 3;
+    map.adapt(&samples, 3, thresholds);
+    assert_eq!(ranges(&map)[1].0, 19 * MIB, "{:?}", ranges(&map));
 }
