@@ -458,6 +458,44 @@ mod tests {
         assert!(places.len() > 8, "at no fixed stride: {places:?}");
     }
 
+    #[test]
+    fn what_is_drawn_comes_behind_what_others_drew() {
+        let (mut out, mut expected) = (Vec::new(), Vec::new());
+        let mut rng = Rng::new(1);
+        for (id, accessed) in [(0, true), (1, false), (2, true)] {
+            let mut map = map(&[40]);
+            let whole: Vec<_> = (1..41)
+                .map(|page| Sample {
+                    target: TargetId(id),
+                    pid: Pid(1),
+                    addr: VirtAddr(page * PAGE_BYTES),
+                })
+                .map(|sample| (sample, tally(accessed)))
+                .collect();
+            map.adapt(&whole, 3, Thresholds::FOR_TESTS);
+            // As many as there are pages: the one in doubt is drawn once more.
+            map.regions_mut()[0].quota = 40;
+            map.regions_mut()[0].aims[2] = accessed;
+            draw(
+                &map,
+                (TargetId(id), Pid(1)),
+                1.5,
+                &mut rng,
+                &mut out,
+                &mut expected,
+            );
+            assert_eq!(expected.len(), out.len());
+            let mine = || out.iter().zip(&expected).filter(|(s, _)| s.target.0 == id);
+            assert!(mine().all(|(_, expected)| *expected == accessed));
+            let pages: Vec<u64> = mine().map(|(s, _)| s.addr.page_index()).collect();
+            assert!(
+                pages.len() >= 38 && pages.is_sorted_by(|a, b| a < b),
+                "{pages:?}"
+            );
+        }
+        assert!(out.is_sorted_by_key(|sample| sample.target));
+    }
+
     proptest! {
         #[test]
         fn quotas_never_exceed_the_total(
