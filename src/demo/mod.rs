@@ -43,7 +43,7 @@ use crate::units::Bytes;
 const SOCKET: &str = "control.sock";
 /// The daemon's state directory there.
 const STATE_DIR: &str = "state";
-/// The daemon's interval in the demo: fifteen epochs in a phase.
+/// The daemon's interval in the demo: ten epochs in a phase.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Time between two rows.
 const ROW_EVERY: Duration = Duration::from_secs(2);
@@ -72,7 +72,7 @@ pub struct Args {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub phases: u32,
     /// Length of a phase
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(4..))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(4..))]
     pub phase_seconds: u32,
     /// Seed of the workload's random choices
     #[arg(long, default_value_t = 1)]

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 
 use tracing::{debug, info, warn};
-use tracing_subscriber::filter::{EnvFilter, LevelFilter};
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
@@ -20,7 +20,7 @@ pub const ENVIRONMENT: &str = "HMKEEPER_LOG";
 
 /// Changes the level of the running daemon.
 pub struct LevelHandle {
-    handle: reload::Handle<EnvFilter, Registry>,
+    handle: reload::Handle<Targets, Registry>,
     fixed: bool,
 }
 
@@ -34,11 +34,25 @@ impl LevelHandle {
     }
 }
 
-/// Only what hmkeeper says; of the libraries that it uses, only warnings.
-fn filter(level: &str) -> EnvFilter {
-    EnvFilter::builder()
-        .with_default_directive(LevelFilter::WARN.into())
-        .parse_lossy(format!("hmkeeper={level}"))
+/// Only what hmkeeper says; of the libraries that it uses, only warnings. What
+/// is no level is taken as "info".
+fn filter(level: &str) -> Targets {
+    Targets::new()
+        .with_default(LevelFilter::WARN)
+        .with_target("hmkeeper", level.parse().unwrap_or(LevelFilter::INFO))
+}
+
+/// What the environment asks for: a level, or levels by module.
+fn parse(text: &str) -> Result<Targets, String> {
+    if text.parse::<LevelFilter>().is_ok() {
+        return Ok(filter(text));
+    }
+    text.parse().map_err(|e| {
+        format!(
+            "{ENVIRONMENT}={text}: {e}; write a level such as \"debug\", or levels by module \
+             such as \"info,hmkeeper::sys=trace\""
+        )
+    })
 }
 
 /// Starts logging from `level` on, or as the environment says.
@@ -49,17 +63,7 @@ pub fn start(level: &str) -> Result<LevelHandle, String> {
     let wanted = std::env::var(ENVIRONMENT).ok().filter(|v| !v.is_empty());
     let (filter, fixed) = match wanted {
         None => (filter(level), false),
-        Some(text) => {
-            let is_level = text.parse::<LevelFilter>().is_ok();
-            let parsed = if is_level {
-                filter(&text)
-            } else {
-                EnvFilter::try_new(&text).map_err(|e| {
-                    format!("{ENVIRONMENT}={text}: {e}; write a level such as \"debug\"")
-                })?
-            };
-            (parsed, true)
-        }
+        Some(text) => (parse(&text)?, true),
     };
     let (filter, handle) = reload::Layer::new(filter);
     let output = if in_journal() {
@@ -170,4 +174,36 @@ fn ways(target: &TargetReport, tiers: &TierTable) -> String {
         })
         .collect();
     ways.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn a_level_is_ours_and_libraries_only_warn() {
+        for targets in [filter("debug"), parse("debug").expect("a level")] {
+            assert!(targets.would_enable("hmkeeper::daemon", &Level::DEBUG));
+            assert!(!targets.would_enable("hmkeeper::daemon", &Level::TRACE));
+            assert!(targets.would_enable("hyper::proto", &Level::WARN));
+            assert!(!targets.would_enable("hyper::proto", &Level::INFO));
+        }
+    }
+
+    #[test]
+    fn a_filter_names_modules() {
+        let targets = parse("info,hmkeeper::sys=trace").expect("a filter");
+        assert!(targets.would_enable("hmkeeper::sys::pagemap", &Level::TRACE));
+        assert!(!targets.would_enable("hmkeeper::daemon", &Level::DEBUG));
+        assert!(targets.would_enable("hyper::proto", &Level::INFO));
+    }
+
+    #[test]
+    fn an_unreadable_filter_is_named_with_its_remedy() {
+        let error = parse("hmkeeper=loud").expect_err("no level");
+        assert!(error.contains("HMKEEPER_LOG=hmkeeper=loud"), "{error}");
+        assert!(error.contains("write a level"), "{error}");
+    }
 }
