@@ -503,7 +503,7 @@ fn hot_pages_are_told_from_cold_ones() {
             } else {
                 turn <= 1 && short_or_full(turn == 0 && index == 0, true)
             };
-            let wanted = wanted && (turn != 1 || case.least.is_some());
+            let wanted = wanted && (turn != 1 || only.is_ok() || case.least.is_some());
             if !wanted {
                 continue;
             }
