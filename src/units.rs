@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub mod text;
+
 /// Bytes in the smallest page that the kernel maps (x86-64 and arm64 with 4 KiB granules).
 pub const PAGE_BYTES: u64 = 4096;
 /// log2 of [`PAGE_BYTES`].
