@@ -211,8 +211,10 @@ fn sampler(check: &mut Checker, entry: Option<&Entry>) -> Option<SamplerKind> {
 
 fn policy(check: &mut Checker, raw: &RawPolicy) -> PolicySettings {
     let names = PolicySettings::NAMES.map(|name| (name, name));
-    let _ = check.one_of(raw.name.as_ref(), "policy.name", &names);
-    PolicySettings::HmKeeper(hm_keeper(check, &raw.hm_keeper))
+    let name = check.one_of(raw.name.as_ref(), "policy.name", &names);
+    let settings = hm_keeper(check, &raw.hm_keeper);
+    name.and_then(|name| PolicySettings::named(name, settings))
+        .unwrap_or(PolicySettings::HmKeeper(settings))
 }
 
 fn hm_keeper(check: &mut Checker, raw: &RawHmKeeper) -> HmKeeperSettings {

@@ -188,18 +188,38 @@ impl Default for HmKeeperSettings {
 /// Which policy decides, with its settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum PolicySettings {
-    /// HM-Keeper's own.
+    /// HM-Keeper's own: promotes straight to the best tier.
     HmKeeper(HmKeeperSettings),
+    /// The same, but it promotes tier by tier, as those do that HM-Keeper is held against
+    /// (§1.3): for comparison.
+    HmKeeperHierarchical(HmKeeperSettings),
 }
 
 impl PolicySettings {
     /// The names that `policy.name` may have.
-    pub const NAMES: [&'static str; 1] = ["hm-keeper"];
+    pub const NAMES: [&'static str; 2] = ["hm-keeper", "hm-keeper-hierarchical"];
+
+    /// The policy of that name.
+    pub fn named(name: &str, hm_keeper: HmKeeperSettings) -> Option<Self> {
+        match name {
+            "hm-keeper" => Some(Self::HmKeeper(hm_keeper)),
+            "hm-keeper-hierarchical" => Some(Self::HmKeeperHierarchical(hm_keeper)),
+            _ => None,
+        }
+    }
+
+    /// What is set for HM-Keeper and its relatives.
+    pub fn hm_keeper(&self) -> &HmKeeperSettings {
+        match self {
+            Self::HmKeeper(settings) | Self::HmKeeperHierarchical(settings) => settings,
+        }
+    }
 
     /// The name in the configuration.
     pub fn name(&self) -> &'static str {
         match self {
             Self::HmKeeper(_) => "hm-keeper",
+            Self::HmKeeperHierarchical(_) => "hm-keeper-hierarchical",
         }
     }
 }

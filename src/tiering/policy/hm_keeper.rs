@@ -12,6 +12,8 @@
 //! promoted straight there. Where there is no room, the coldest regions on
 //! that node go to the next slower rank with room.
 //!
+//! As `hm-keeper-hierarchical` it promotes tier by tier: each epoch to the next faster one.
+//!
 //! Where the paper is silent we chose:
 //! - A region below `promotion_threshold`, or in the coldest bucket, is never
 //!   promoted: what stray accesses do to a cold page is no hotness. Nor is one that
@@ -39,12 +41,26 @@ use crate::units::{Bytes, NodeId};
 #[derive(Clone, Debug)]
 pub struct HmKeeper {
     settings: HmKeeperSettings,
+    /// Whether promotion skips no tier.
+    tier_by_tier: bool,
 }
 
 impl HmKeeper {
     /// With these settings.
     pub fn new(settings: HmKeeperSettings) -> Self {
-        Self { settings }
+        Self {
+            settings,
+            tier_by_tier: false,
+        }
+    }
+
+    /// The same, but promotion skips no tier.
+    #[must_use]
+    pub fn tier_by_tier(self) -> Self {
+        Self {
+            tier_by_tier: true,
+            ..self
+        }
     }
 }
 
@@ -84,7 +100,11 @@ struct Ideal {
 
 impl Policy for HmKeeper {
     fn name(&self) -> &'static str {
-        "hm-keeper"
+        if self.tier_by_tier {
+            "hm-keeper-hierarchical"
+        } else {
+            "hm-keeper"
+        }
     }
 
     #[allow(clippy::cast_possible_truncation)]
@@ -97,7 +117,7 @@ impl Policy for HmKeeper {
         let threshold = share(self.settings.promotion_threshold, view.scans);
         let prior = f32::from(self.settings.prior_samples);
         let ideals = ideals(view, &census, threshold, prior);
-        Planner::new(view, &census, &self.settings, &ideals, budget).plan()
+        Planner::new(view, &census, self, &ideals, budget).plan()
     }
 }
 
@@ -234,6 +254,7 @@ const NO_IDEAL: u32 = u32::MAX;
 struct Planner<'a, 'v> {
     view: &'a View<'v>,
     settings: &'a HmKeeperSettings,
+    tier_by_tier: bool,
     free: Ledger,
     /// Bytes that may still be promoted, and moved at all.
     promotions_left: Bytes,
@@ -252,7 +273,7 @@ impl<'a, 'v> Planner<'a, 'v> {
     fn new(
         view: &'a View<'v>,
         census: &Census,
-        settings: &'a HmKeeperSettings,
+        policy: &'a HmKeeper,
         ideals: &'a [Ideal],
         budget: Budget,
     ) -> Self {
@@ -265,9 +286,10 @@ impl<'a, 'v> Planner<'a, 'v> {
         }
         Self {
             view,
-            settings,
+            settings: &policy.settings,
+            tier_by_tier: policy.tier_by_tier,
             free: Ledger::free(view),
-            promotions_left: settings.promotion_bytes.min(budget.bytes),
+            promotions_left: policy.settings.promotion_bytes.min(budget.bytes),
             left: budget.bytes,
             coldest: census.coldest_first(),
             cursors: Vec::new(),
@@ -287,7 +309,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         self.moves
     }
 
-    /// Brings to `ideal.node` what of the region lies slower.
+    /// Brings to `ideal.node`, or one tier nearer to it, what of the region lies slower.
     fn promote(&mut self, ideal: Ideal) {
         let target = ideal.place.target_in(self.view);
         let r = ideal.place.region_in(self.view);
@@ -301,20 +323,23 @@ impl<'a, 'v> Planner<'a, 'v> {
             if rank <= ideal.rank as usize {
                 break;
             }
+            let Some(to) = self.step_up(target, rank, ideal) else {
+                continue;
+            };
             for &from in &nodes.nodes {
                 let there = Bytes::from_pages(r.pages().on(from));
                 let want = need.min(there).min(self.promotions_left).min(self.left);
                 if want.is_zero() {
                     continue;
                 }
-                self.make_room(ideal.node, want, r.hotness());
+                self.make_room(to, want, r.hotness());
                 // What could not be freed is not promoted.
-                let bytes = want.min(self.free.on(ideal.node)).min(self.left);
+                let bytes = want.min(self.free.on(to)).min(self.left);
                 if bytes.is_zero() {
                     return;
                 }
                 need = need.saturating_sub(bytes);
-                self.free.take(ideal.node, bytes);
+                self.free.take(to, bytes);
                 self.free.give(from, bytes);
                 self.promotions_left = self.promotions_left.saturating_sub(bytes);
                 self.left = self.left.saturating_sub(bytes);
@@ -323,13 +348,23 @@ impl<'a, 'v> Planner<'a, 'v> {
                     pid: target.pid,
                     range: r.range(),
                     from,
-                    to: ideal.node,
+                    to,
                     limit: bytes,
                     direction: Direction::Promotion,
                     reason: Reason::Hot,
                 });
             }
         }
+    }
+
+    /// Where what lies on a rank goes on its way to its ideal.
+    fn step_up(&self, target: &TargetView<'_>, rank: usize, ideal: Ideal) -> Option<NodeId> {
+        if !self.tier_by_tier || rank - 1 == ideal.rank as usize {
+            return Some(ideal.node);
+        }
+        let next = target.tiers.ranks().get(rank - 1)?;
+        let roomiest = self.free.roomiest(next).map(|(node, _)| node);
+        roomiest.or_else(|| next.nodes.first().copied())
     }
 
     /// Demotes the coldest of `node` until `bytes` are free there, as long as

@@ -52,12 +52,21 @@ fn decide(settings: HmKeeperSettings, regions: &[Region], room: [u64; 4]) -> Vec
     decide_within(settings, regions, room, Bytes(u64::MAX))
 }
 
+fn decide_tier_by_tier(regions: &[Region], room: [u64; 4]) -> Vec<Move> {
+    let policy = HmKeeper::new(HmKeeperSettings::default()).tier_by_tier();
+    decide_by(policy, regions, room, Bytes(u64::MAX))
+}
+
 fn decide_within(
     settings: HmKeeperSettings,
     regions: &[Region],
     room: [u64; 4],
     bytes: Bytes,
 ) -> Vec<Move> {
+    decide_by(HmKeeper::new(settings), regions, room, bytes)
+}
+
+fn decide_by(mut policy: HmKeeper, regions: &[Region], room: [u64; 4], bytes: Bytes) -> Vec<Move> {
     let tiers = tiers();
     let view = View {
         epoch: 10,
@@ -73,7 +82,7 @@ fn decide_within(
             .map(|(n, mib)| (NodeId(n), Bytes::from_mib(mib)))
             .collect(),
     };
-    HmKeeper::new(settings).decide(&view, Budget { bytes })
+    policy.decide(&view, Budget { bytes })
 }
 
 /// (first MiB of the range, from, to, MiB).
@@ -93,6 +102,18 @@ fn hot_goes_straight_to_the_fastest_and_cold_stays() {
     let moves = decide(HmKeeperSettings::default(), &regions, [100; 4]);
     assert_eq!(brief(&moves), [(0, 3, 0, 2), (4, 2, 0, 2)]);
     assert!(moves.iter().all(|m| m.direction == Direction::Promotion));
+}
+
+#[test]
+fn tier_by_tier_no_tier_is_skipped() {
+    let hot = regions(&[(3.0, 3), (2.9, 1)]);
+    let moves = decide_tier_by_tier(&hot, [100; 4]);
+    assert_eq!(brief(&moves), [(0, 3, 2, 2), (2, 1, 0, 2)]);
+    // Also on the way there what is colder makes room.
+    let crowded = regions(&[(3.0, 3), (0.0, 2)]);
+    let moves = decide_tier_by_tier(&crowded, [100, 100, 0, 100]);
+    assert_eq!(brief(&moves), [(2, 2, 3, 2), (0, 3, 2, 2)]);
+    assert!(moves.iter().all(|m| m.limit == Bytes::from_mib(2)));
 }
 
 #[test]

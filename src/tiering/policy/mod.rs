@@ -61,5 +61,8 @@ pub trait Policy: Send {
 pub fn build(settings: &PolicySettings) -> Box<dyn Policy> {
     match settings {
         PolicySettings::HmKeeper(settings) => Box::new(HmKeeper::new(*settings)),
+        PolicySettings::HmKeeperHierarchical(settings) => {
+            Box::new(HmKeeper::new(*settings).tier_by_tier())
+        }
     }
 }
