@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use hmkeeper::epoch::{EpochLoop, LoopSettings};
 use hmkeeper::ports::TargetSpec;
-use hmkeeper::sim::{self, Machine, Process};
+use hmkeeper::sim::{self, Machine, Process, Touch};
 use hmkeeper::tiering::observation::TargetId;
 use hmkeeper::tiering::region::{Region, RegionMap};
 use hmkeeper::tiering::settings::{EngineSettings, LookRule, SplitRule};
@@ -154,7 +154,7 @@ fn run(case: Case) {
             pid: PID,
             name: "model".into(),
             range: PageRange::new(VirtAddr(0), VirtAddr(case.bytes)).expect("a range"),
-            rate: Box::new(move |addr, at| {
+            touch: Touch::Rate(Box::new(move |addr, at| {
                 let epoch = at.0 / interval.0;
                 let (hot, cold) = rates.rates;
                 if rates.is_hot(addr.page_index(), epoch) {
@@ -162,7 +162,7 @@ fn run(case: Case) {
                 } else {
                     cold
                 }
-            }),
+            })),
             home: NodeId(0),
         },
         NodeId(3),

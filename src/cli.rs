@@ -4,9 +4,7 @@
 
 use std::ffi::OsString;
 use std::fmt::{Display, Write as _};
-use std::fs::OpenOptions;
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,15 +16,15 @@ use crate::control::{self, Reply, Request};
 use crate::daemon::{self, DaemonError, code};
 use crate::demo;
 use crate::ports::SamplerKind;
-use crate::record::Replay;
-use crate::record::csv::{self, CsvError};
-use crate::record::file::Reader;
 use crate::sys::probe::{self, Finding, State};
 use crate::sys::process::undisturbed;
 use crate::sys::root::Root;
 use crate::sys::topology::SysTopology;
 use crate::tiering::tier::{Figure, Source, TierTable};
 use crate::units::{Bandwidth, Nanos, Pid};
+
+mod report;
+mod simulate;
 
 /// Moves the hot pages of running processes to the fastest memory that the
 /// machine has, and the cold ones out of the way.
@@ -62,7 +60,9 @@ enum Verb {
     /// Have the running daemon apply its configuration file
     Reload(SocketArgs),
     /// A recording as a table
-    Report(ReportArgs),
+    Report(report::Args),
+    /// Policies on a model of a machine, side by side
+    Simulate(simulate::Args),
     /// A workload with a moving hot set, the daemon, and what each tier serves
     Demo(demo::Args),
     /// The demo's workload alone
@@ -91,15 +91,6 @@ struct RunArgs {
     /// the end of a recording that is there
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-struct ReportArgs {
-    /// A recording of `run --record`
-    file: PathBuf,
-    /// Where to: X.csv, one row per epoch and region
-    #[arg(long, value_name = "X.csv")]
-    out: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
@@ -276,7 +267,8 @@ fn dispatch(verb: Verb) -> Result<ExitCode, End> {
         Verb::Pause(args) => tell(&args, Request::Pause),
         Verb::Resume(args) => tell(&args, Request::Resume),
         Verb::Reload(args) => tell(&args, Request::Reload),
-        Verb::Report(args) => report(&args),
+        Verb::Report(args) => report::run(&args),
+        Verb::Simulate(args) => simulate::run(&args),
         Verb::Demo(args) => showing(demo::run(&args)),
         Verb::Workload(args) => showing(demo::workload::run(&args)),
         Verb::Generate(args) => generate(&args.what),
@@ -374,74 +366,6 @@ fn check(args: &Json) -> Result<ExitCode, End> {
         lacking.join(", ")
     );
     Err(Failure::new(code::HOST, text).into())
-}
-
-fn report(args: &ReportArgs) -> Result<ExitCode, End> {
-    let out = &args.out;
-    if out.extension().is_none_or(|e| e != "csv") {
-        let text = format!("--out {}: this version writes X.csv only", out.display());
-        return Err(Failure::new(code::USAGE, text).into());
-    }
-    let failed = |what: &Path, error: &dyn Display| {
-        Failure::new(code::FAILED, format!("{}: {error}", what.display()))
-    };
-    let reader = Reader::open(&args.file).map_err(|e| Failure::new(code::FAILED, e))?;
-    let mut replay = Replay::new(reader);
-    let there = std::fs::canonicalize(out);
-    if there.is_ok_and(|there| std::fs::canonicalize(&args.file).is_ok_and(|file| file == there)) {
-        let text = format!(
-            "--out {}: is the recording itself; name another",
-            out.display()
-        );
-        return Err(Failure::new(code::USAGE, text).into());
-    }
-    // Written beside it first: whatever goes wrong, what is there stays. Addresses
-    // of a process are nobody else's business, as in the recording.
-    let part = out.with_extension("csv.part");
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&part)
-        .map_err(|e| failed(&part, &e))?;
-    let written = csv::write(&mut replay, &mut BufWriter::new(file))
-        .map_err(|e| match e {
-            CsvError::Record(e) => Failure::new(code::FAILED, e),
-            CsvError::Write(_) => failed(&part, &e),
-        })
-        .and_then(|written| {
-            std::fs::rename(&part, out).map_err(|e| failed(out, &e))?;
-            Ok(written)
-        })
-        .inspect_err(|_| {
-            let _ = std::fs::remove_file(&part);
-        })?;
-    let mut notes = Vec::new();
-    if replay.torn() > 0 {
-        let torn = replay.torn();
-        notes.push(format!(
-            "its last {torn} bytes are half a record, and left out"
-        ));
-    }
-    if let Some(version) = replay.other_version() {
-        notes.push(format!(
-            "hmkeeper {version} wrote it: what this version makes of it may differ"
-        ));
-    }
-    for note in notes {
-        // Nobody to tell if stderr is closed.
-        let _ = writeln!(
-            io::stderr(),
-            "hmkeeper: note: {}: {note}",
-            args.file.display()
-        );
-    }
-    print(&format!(
-        "{} epochs, {} rows\n",
-        written.epochs, written.rows
-    ))?;
-    Ok(ExitCode::SUCCESS)
 }
 
 fn topology(args: &TopologyArgs) -> Result<ExitCode, End> {

@@ -3,7 +3,7 @@
 
 use hmkeeper::epoch::{EpochLoop, LoopSettings};
 use hmkeeper::ports::TargetSpec;
-use hmkeeper::sim::{self, Machine, Process, Shared};
+use hmkeeper::sim::{self, Machine, Process, Shared, Touch};
 use hmkeeper::tiering::observation::TargetId;
 use hmkeeper::tiering::report::{EpochReport, PauseReason};
 use hmkeeper::tiering::rng::Rng;
@@ -74,7 +74,7 @@ fn start(
             pid: PID,
             name: "model".into(),
             range: range(),
-            rate: Box::new(rate),
+            touch: Touch::Rate(Box::new(rate)),
             home: NodeId(0),
         },
         NodeId(3),

@@ -17,12 +17,14 @@ pub(super) struct Extents {
 }
 
 impl Extents {
-    /// All of `pages` on one node.
-    pub(super) fn on(pages: Range<u64>, node: NodeId) -> Self {
-        let runs = (!pages.is_empty()).then_some((pages.start, (pages.end, node)));
-        Self {
-            runs: runs.into_iter().collect(),
+    /// `pages`, which are nowhere yet, are on one node.
+    pub(super) fn add(&mut self, pages: Range<u64>, node: NodeId) {
+        if pages.is_empty() {
+            return;
         }
+        self.runs.insert(pages.start, (pages.end, node));
+        self.join(pages.start);
+        self.join(pages.end);
     }
 
     /// The node of a page.
@@ -94,7 +96,9 @@ mod tests {
         fn extents_are_a_map_of_pages(
             moves in prop::collection::vec((0_u64..70, 0_u64..30, 0_u32..3), 0..30),
         ) {
-            let mut extents = Extents::on(5..64, NodeId(3));
+            let mut extents = Extents::default();
+            extents.add(30..64, NodeId(3));
+            extents.add(5..30, NodeId(3));
             let mut plain: BTreeMap<u64, NodeId> = (5..64).map(|page| (page, NodeId(3))).collect();
             for (first, count, node) in moves {
                 extents.set(first..first + count, NodeId(node));

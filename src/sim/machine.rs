@@ -1,5 +1,7 @@
 //! The model.
 
+mod moving;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,18 +9,26 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::extents::Extents;
-use crate::tiering::observation::{NodeUsage, TargetId};
+use super::hardware::{Costs, Hardware, Link};
+use super::program::Program;
+use crate::tiering::observation::{NodeUsage, Seen, TargetId};
 use crate::tiering::rng::Rng;
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable, TierTableError};
 use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
-/// CPU time of one scan of one sample.
-pub(super) const SCAN_COST: Nanos = Nanos(2_000);
-/// CPU time of moving one page of 4 KiB.
-pub(super) const MOVE_COST: Nanos = Nanos(2_500);
+/// Accesses expected beyond which there was one: e^-40 is below what is drawn.
+const CERTAIN: f64 = 40.0;
 
 /// Accesses per second of the page at an address, at a time.
 pub type Rate = Box<dyn Fn(VirtAddr, Nanos) -> f64>;
+
+/// How the pages of a process are accessed.
+pub enum Touch {
+    /// At given rates, whatever happens to it. Its processes never wait.
+    Rate(Rate),
+    /// As fast as its memory allows. Its range is as long as its memory.
+    Program(Box<Program>),
+}
 
 /// A process of the model.
 pub struct Process {
@@ -31,9 +41,17 @@ pub struct Process {
     /// What it has mapped.
     pub range: PageRange,
     /// How its pages are accessed.
-    pub rate: Rate,
+    pub touch: Touch,
     /// Where its CPUs are.
     pub home: NodeId,
+}
+
+impl Process {
+    /// The folio of a program that a page, by number, is in.
+    fn folio(&self, order: u8, page: u64) -> usize {
+        let first = self.range.start().page_index();
+        usize::try_from((page - first) >> order).unwrap_or(usize::MAX)
+    }
 }
 
 /// The machine: nodes, processes, pages and the time.
@@ -43,16 +61,29 @@ pub struct Machine {
     pub(super) mover_cpu: Nanos,
     pub(super) rng: Rng,
     pub(super) processes: Vec<Process>,
+    /// What watching and moving cost.
+    pub(super) costs: Costs,
+    /// The nodes, ascending.
+    ids: Vec<NodeId>,
     capacity: BTreeMap<NodeId, u64>,
     used: BTreeMap<NodeId, u64>,
     pages: BTreeMap<Pid, Extents>,
+    /// As programs see the nodes, in the order of their numbers; empty without.
+    links: Vec<Link>,
+    /// CPUs that programs leave idle.
+    idle: f64,
+    /// Bytes that were moved from one node to another.
+    traffic: BTreeMap<(NodeId, NodeId), Bytes>,
+    /// Until when programs have run, and what we had used of the CPUs then.
+    settled: Nanos,
+    settled_cpu: Nanos,
     /// Makes the sampler see nothing, as a CPU without an aging TLB would.
     pub blind: bool,
     /// From when on, and for how long, the loop does not get to run, as on a
     /// machine that is overloaded; its processes go on.
     pub pause: Option<(Nanos, Nanos)>,
-    /// Folios that all memory is made of, as log2 of their pages. A folio is
-    /// accessed as its first page is.
+    /// Folios that memory is made of, as log2 of their pages, but for that of programs,
+    /// which know their own. A folio is accessed as its first page is.
     pub order: u8,
     /// CPU time of reading the mappings of a process.
     pub map_cost: Nanos,
@@ -66,15 +97,24 @@ pub type Shared = Rc<RefCell<Machine>>;
 impl Machine {
     /// Nodes of so many bytes, empty, at time zero.
     pub fn new(nodes: &[(NodeId, Bytes)], seed: u64) -> Self {
+        let mut ids: Vec<NodeId> = nodes.iter().map(|&(node, _)| node).collect();
+        ids.sort_unstable();
         Self {
+            ids,
             now: Nanos::ZERO,
             cpu: Nanos::ZERO,
             mover_cpu: Nanos::ZERO,
             rng: Rng::new(seed),
             processes: Vec::new(),
+            costs: Costs::PLAIN,
             capacity: nodes.iter().map(|&(n, b)| (n, b.0 / PAGE_BYTES)).collect(),
             used: nodes.iter().map(|&(n, _)| (n, 0)).collect(),
             pages: BTreeMap::new(),
+            links: Vec::new(),
+            idle: f64::INFINITY,
+            traffic: BTreeMap::new(),
+            settled: Nanos::ZERO,
+            settled_cpu: Nanos::ZERO,
             blind: false,
             pause: None,
             order: 0,
@@ -83,9 +123,30 @@ impl Machine {
         }
     }
 
+    /// As a file describes it, empty, at time zero.
+    pub fn of(hardware: &Hardware, seed: u64) -> Self {
+        let nodes = hardware.nodes.iter().map(|node| (node.id, node.size));
+        Self {
+            costs: hardware.costs,
+            links: hardware.links(),
+            idle: f64::from(hardware.cores.saturating_sub(hardware.threads)),
+            ..Self::new(&nodes.collect::<Vec<_>>(), seed)
+        }
+    }
+
     /// The virtual time.
     pub fn now(&self) -> Nanos {
         self.now
+    }
+
+    /// CPU time that we have used, and of that for moving.
+    pub fn spent(&self) -> (Nanos, Nanos) {
+        (self.cpu, self.mover_cpu)
+    }
+
+    /// Bytes that were moved from one node to another, so far.
+    pub fn traffic(&self) -> &BTreeMap<(NodeId, NodeId), Bytes> {
+        &self.traffic
     }
 
     /// To be shared by its ports.
@@ -136,22 +197,135 @@ impl Machine {
     /// # Panics
     /// When the node has no room for it.
     pub fn start(&mut self, process: Process, on: NodeId) {
-        let count = process.range.pages();
-        assert!(self.room(on) >= count, "node {on} is full");
-        *self.used.entry(on).or_default() += count;
-        self.pages
-            .insert(process.pid, Extents::on(numbers(process.range), on));
+        self.start_on(process, &[on]);
+    }
+
+    /// Starts a process: its pages, in ascending order, fill the nodes one after the
+    /// other, as far as there is room.
+    ///
+    /// # Panics
+    /// When they have no room for it.
+    pub fn start_on(&mut self, mut process: Process, nodes: &[NodeId]) {
+        let all = numbers(process.range);
+        let mut extents = Extents::default();
+        let order = self.order_of(&process);
+        let mut at = all.start;
+        for &node in nodes {
+            // Whole folios.
+            let room = self.room(node) >> order << order;
+            let end = all.end.min(at + room);
+            match &mut process.touch {
+                Touch::Program(program) => {
+                    let index = index_of(&self.ids, node).expect("a node of the machine");
+                    for folio in (at - all.start) >> order..(end - all.start) >> order {
+                        program.place(usize::try_from(folio).expect("in memory"), index);
+                    }
+                }
+                Touch::Rate(_) => extents.add(at..end, node),
+            }
+            *self.used.entry(node).or_default() += end - at;
+            at = end;
+        }
+        assert!(at == all.end, "nodes {nodes:?} are full");
+        if let Touch::Rate(_) = process.touch {
+            self.pages.insert(process.pid, extents);
+        }
         self.processes.push(process);
+    }
+
+    fn order_of(&self, process: &Process) -> u8 {
+        match &process.touch {
+            Touch::Rate(_) => self.order,
+            Touch::Program(program) => program.order(),
+        }
+    }
+
+    /// Of the folios of a process, as log2 of pages.
+    pub(super) fn order(&self, pid: Pid) -> u8 {
+        let process = self.processes.iter().find(|p| p.pid == pid);
+        process.map_or(self.order, |process| self.order_of(process))
     }
 
     /// Ends a process.
     pub fn end(&mut self, pid: Pid) {
-        self.processes.retain(|p| p.pid != pid);
-        let Some(extents) = self.pages.remove(&pid) else {
+        let Some(at) = self.processes.iter().position(|p| p.pid == pid) else {
             return;
         };
-        for (run, node) in extents.within(0..u64::MAX) {
+        let range = self.processes[at].range;
+        for (run, node) in self.placed(pid, range) {
             *self.used.entry(node).or_default() -= run.end - run.start;
+        }
+        self.processes.remove(at);
+        self.pages.remove(&pid);
+    }
+
+    /// The program of a process, if it is one.
+    pub fn program(&mut self, pid: Pid) -> Option<&mut Program> {
+        self.settle();
+        let process = self.processes.iter_mut().find(|p| p.pid == pid)?;
+        match &mut process.touch {
+            Touch::Program(program) => Some(program),
+            Touch::Rate(_) => None,
+        }
+    }
+
+    fn programs(&mut self) -> impl Iterator<Item = &mut Program> {
+        self.processes
+            .iter_mut()
+            .filter_map(|p| match &mut p.touch {
+                Touch::Program(program) => Some(&mut **program),
+                Touch::Rate(_) => None,
+            })
+    }
+
+    /// Programs run until now.
+    fn settle(&mut self) {
+        let seconds = self.now.saturating_sub(self.settled).as_secs_f64();
+        if seconds <= 0.0 {
+            return;
+        }
+        let ours = self.cpu.saturating_sub(self.settled_cpu).as_secs_f64();
+        // What idle CPUs have no time for comes out of the programs'.
+        let taken = (ours - self.idle * seconds).max(0.0);
+        self.settled = self.now;
+        self.settled_cpu = self.cpu;
+        for program in self.programs() {
+            program.hold(taken / program.threads());
+            program.advance(seconds);
+        }
+    }
+
+    /// Nobody does anything for a while but the processes.
+    pub fn wait(&mut self, time: Nanos) {
+        self.now += time;
+        self.settle();
+    }
+
+    /// Puts a program's folios, the first ones first, on the nodes one after the other, at
+    /// no cost.
+    pub fn arrange(&mut self, pid: Pid, folios: &[usize], nodes: &[NodeId]) {
+        let room: Vec<u64> = nodes.iter().map(|node| self.capacity[node]).collect();
+        let Some(process) = self.processes.iter_mut().find(|p| p.pid == pid) else {
+            return;
+        };
+        let Touch::Program(program) = &mut process.touch else {
+            return;
+        };
+        let pages = 1 << program.order();
+        let mut left = folios.iter();
+        for (&node, room) in nodes.iter().zip(room) {
+            let Some(index) = index_of(&self.ids, node) else {
+                continue;
+            };
+            let mut count = 0;
+            for &folio in left
+                .by_ref()
+                .take(usize::try_from(room / pages).unwrap_or(usize::MAX))
+            {
+                program.place(folio, index);
+                count += pages;
+            }
+            self.used.insert(node, count);
         }
     }
 
@@ -159,6 +333,11 @@ impl Machine {
     fn room(&self, node: NodeId) -> u64 {
         let all = self.capacity.get(&node).copied().unwrap_or(0);
         all - self.used.get(&node).copied().unwrap_or(0)
+    }
+
+    /// Free bytes of a node.
+    pub(super) fn free(&self, node: NodeId) -> Bytes {
+        Bytes::from_pages(self.room(node))
     }
 
     /// Memory per node.
@@ -176,77 +355,133 @@ impl Machine {
 
     /// Where a page is.
     pub fn node_of(&self, pid: Pid, addr: VirtAddr) -> Option<NodeId> {
-        self.pages.get(&pid)?.node(addr.page_index())
+        let process = self.processes.iter().find(|p| p.pid == pid)?;
+        match &process.touch {
+            Touch::Rate(_) => self.pages.get(&pid)?.node(addr.page_index()),
+            Touch::Program(program) => {
+                let inside = process.range.contains(addr);
+                let folio = inside.then(|| process.folio(program.order(), addr.page_index()))?;
+                Some(self.ids[usize::from(program.node_of(folio))])
+            }
+        }
     }
 
     /// The pages of a range that are anywhere, by number, in runs on one node.
     pub fn placed(&self, pid: Pid, range: PageRange) -> Vec<(Range<u64>, NodeId)> {
-        let extents = self.pages.get(&pid);
-        extents.map_or_else(Vec::new, |e| e.within(numbers(range)).collect())
+        let Some(process) = self.processes.iter().find(|p| p.pid == pid) else {
+            return Vec::new();
+        };
+        let Touch::Program(program) = &process.touch else {
+            let extents = self.pages.get(&pid);
+            return extents.map_or_else(Vec::new, |e| e.within(numbers(range)).collect());
+        };
+        let Some(range) = range.intersect(process.range) else {
+            return Vec::new();
+        };
+        let order = program.order();
+        let asked = numbers(range);
+        let mut runs: Vec<(Range<u64>, NodeId)> = Vec::new();
+        let mut at = asked.start;
+        while at < asked.end {
+            let node = self.ids[usize::from(program.node_of(process.folio(order, at)))];
+            let first = process.range.start().page_index();
+            let end = first + ((((at - first) >> order) + 1) << order);
+            let end = end.min(asked.end);
+            match runs.last_mut() {
+                Some((run, on)) if *on == node => run.end = end,
+                _ => runs.push((at..end, node)),
+            }
+            at = end;
+        }
+        runs
     }
 
-    /// Whether a page was accessed in the window that ends now; draws.
-    pub(super) fn accessed(&mut self, pid: Pid, addr: VirtAddr, window: Nanos) -> Option<bool> {
-        self.charge(SCAN_COST);
-        self.node_of(pid, addr)?;
-        let process = self.processes.iter().find(|p| p.pid == pid)?;
-        let folio = addr.align_down(PAGE_BYTES << self.order);
-        let rate = (process.rate)(folio, self.now);
-        // Poisson: none in the window with probability e^(-rate x window).
-        let idle = (-rate * window.as_secs_f64()).exp();
-        let draw = self.rng.next_u64() as f64 / u64::MAX as f64;
-        Some(!self.blind && draw >= idle)
+    /// A process with the page at an address.
+    fn owner(&self, pid: Pid, addr: VirtAddr) -> Option<usize> {
+        let at = self.processes.iter().position(|p| p.pid == pid)?;
+        self.processes[at].range.contains(addr).then_some(at)
+    }
+
+    /// How often a page was accessed up to now, to tell from when it is asked again how
+    /// often it was in between; `None` where that is known by its rate.
+    pub(super) fn touches(&self, pid: Pid, addr: VirtAddr) -> Option<f64> {
+        let process = &self.processes[self.owner(pid, addr)?];
+        let Touch::Program(program) = &process.touch else {
+            return None;
+        };
+        Some(program.touches(process.folio(program.order(), addr.page_index())))
+    }
+
+    /// A scan begins or ends: programs have run until now.
+    pub(super) fn look_up(&mut self) {
+        self.settle();
+    }
+
+    /// Whether a page was accessed in the window that ends now, or since it had so many
+    /// touches; draws.
+    pub(super) fn look(
+        &mut self,
+        pid: Pid,
+        addr: VirtAddr,
+        window: Nanos,
+        before: Option<f64>,
+    ) -> Look {
+        self.charge(self.costs.scan);
+        let nothing = Look {
+            seen: Seen::Unknown,
+            order: self.order,
+            node: None,
+        };
+        let Some(at) = self.owner(pid, addr) else {
+            return nothing;
+        };
+        let process = &mut self.processes[at];
+        let (node, order, expected) = match &process.touch {
+            Touch::Rate(rate) => {
+                let Some(node) = self.pages.get(&pid).and_then(|e| e.node(addr.page_index()))
+                else {
+                    return nothing;
+                };
+                let folio = addr.align_down(PAGE_BYTES << self.order);
+                let expected = rate(folio, self.now) * window.as_secs_f64();
+                (node, self.order, Some(expected))
+            }
+            Touch::Program(program) => {
+                let order = program.order();
+                let folio = process.folio(order, addr.page_index());
+                let node = self.ids[usize::from(program.node_of(folio))];
+                // Not armed: nothing is known of it.
+                let expected = before.map(|before| program.touches(folio) - before);
+                (node, order, expected)
+            }
+        };
+        let mut seen = Seen::Unknown;
+        if let Some(expected) = expected {
+            // Poisson: none in the window with probability e^(-expected).
+            let draw = self.rng.next_u64() as f64 / u64::MAX as f64;
+            let accessed = expected > CERTAIN || draw >= (-expected).exp();
+            seen = if accessed && !self.blind {
+                Seen::Accessed
+            } else {
+                Seen::Idle
+            };
+        }
+        if seen == Seen::Accessed
+            && let Touch::Program(program) = &mut process.touch
+        {
+            program.hold(self.costs.accessed.as_secs_f64() / program.threads());
+        }
+        Look {
+            seen,
+            order,
+            node: Some(node),
+        }
     }
 
     /// Our own CPU time goes on, and the clock with it.
     pub(super) fn charge(&mut self, cost: Nanos) {
         self.cpu += cost;
         self.now += cost;
-    }
-
-    /// Moves pages, by number, which are all on one node: the first of them as far
-    /// as there is room. How many were moved, pinned, and left for want of room.
-    pub(super) fn move_pages(&mut self, pid: Pid, pages: Range<u64>, to: NodeId) -> Moved {
-        let count = pages.end - pages.start;
-        self.charge(Nanos(MOVE_COST.0 * count));
-        self.mover_cpu += Nanos(MOVE_COST.0 * count);
-        let mut moved = Moved::default();
-        let pinned: Vec<Range<u64>> = self
-            .pinned
-            .iter()
-            .filter(|(owner, _)| *owner == pid)
-            .map(|(_, range)| numbers(*range))
-            .collect();
-        let mut at = pages.start;
-        while at < pages.end {
-            let hold = pinned.iter().find(|p| p.contains(&at));
-            if let Some(hold) = hold {
-                let end = hold.end.min(pages.end);
-                moved.busy += end - at;
-                at = end;
-                continue;
-            }
-            let next = pinned.iter().map(|p| p.start).filter(|&start| start > at);
-            let end = next.min().map_or(pages.end, |start| start.min(pages.end));
-            let fits = (end - at).min(self.room(to));
-            self.place(pid, at..at + fits, to);
-            moved.done += fits;
-            moved.no_room += end - at - fits;
-            at = end;
-        }
-        moved
-    }
-
-    fn place(&mut self, pid: Pid, pages: Range<u64>, to: NodeId) {
-        let Some(extents) = self.pages.get_mut(&pid) else {
-            return;
-        };
-        for (run, node) in extents.within(pages.clone()) {
-            let count = run.end - run.start;
-            *self.used.entry(node).or_default() -= count;
-            *self.used.entry(to).or_default() += count;
-        }
-        extents.set(pages, to);
     }
 
     /// Share of a process's accesses that each node serves now, by the rates
@@ -256,10 +491,16 @@ impl Machine {
         let Some(process) = self.processes.iter().find(|p| p.pid == pid) else {
             return shares;
         };
+        let rate = |addr: VirtAddr| match &process.touch {
+            Touch::Rate(rate) => rate(addr, self.now),
+            Touch::Program(program) => {
+                program.misses(process.folio(program.order(), addr.page_index()))
+            }
+        };
         let mut total = 0.0;
         for addr in process.range.iter_pages() {
             if let Some(node) = self.node_of(pid, addr) {
-                let rate = (process.rate)(addr, self.now);
+                let rate = rate(addr);
                 *shares.entry(node).or_insert(0.0) += rate;
                 total += rate;
             }
@@ -276,10 +517,28 @@ fn numbers(range: PageRange) -> Range<u64> {
     first..first + range.pages()
 }
 
-/// What became of some pages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Moved {
-    pub(super) done: u64,
-    pub(super) busy: u64,
-    pub(super) no_room: u64,
+/// The place of a node in the list that programs know them by.
+fn index_of(ids: &[NodeId], node: NodeId) -> Option<u8> {
+    let at = ids.iter().position(|&n| n == node)?;
+    u8::try_from(at).ok()
 }
+
+fn page_range(pages: &Range<u64>) -> Option<PageRange> {
+    PageRange::new(
+        VirtAddr(pages.start * PAGE_BYTES),
+        VirtAddr(pages.end * PAGE_BYTES),
+    )
+}
+
+/// What a look at a page told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Look {
+    pub(super) seen: Seen,
+    /// Of its folio, as log2 of pages.
+    pub(super) order: u8,
+    pub(super) node: Option<NodeId>,
+}
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;

@@ -1,14 +1,28 @@
 //! A machine that exists only in memory: the ports over a model and a virtual
 //! clock, so that the real engine and the real loop run without a kernel.
 //!
-//! The model knows pages of 4 KiB on nodes with a capacity, kept as runs, so that
-//! terabytes are no trouble; processes whose pages are accessed at given rates that
-//! may change with time; and what a scan and a move cost. It has no caches, no
-//! bandwidth, and no noise but that of the accesses themselves, drawn from a seed.
+//! The model knows nodes with a capacity, and what a scan and a move cost. Of processes
+//! there are two kinds. Some have their pages accessed at given rates, which may change
+//! with time, whatever happens to them: for tests of the loop. Their pages are kept as
+//! runs, so that terabytes are no trouble. Others are programs ([`workload`]) that take as
+//! long as where their memory lies makes them take, on a machine with latencies and
+//! bandwidths ([`hardware`]). There is no noise but that of the accesses themselves, drawn
+//! from a seed.
 
+mod behind;
 mod extents;
+mod file;
+pub mod hardware;
 mod machine;
+mod oracle;
 mod ports;
+mod program;
+pub mod run;
+mod speed;
+mod weights;
+pub mod workload;
 
-pub use machine::{Machine, Process, Rate, Shared};
+pub use file::FileError;
+pub use machine::{Machine, Process, Rate, Shared, Touch};
 pub use ports::ports;
+pub use program::Program;

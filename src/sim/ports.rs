@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 
-use super::machine::{MOVE_COST, Machine, SCAN_COST, Shared};
+use super::machine::{Machine, Process, Shared, Touch};
 use crate::ports::{
     AccessSampler, Calibration, Clock, MoveLimits, PageMover, PortError, Ports, Residency,
     SamplerKind, Selector, TargetEvent, TargetSpec, Targets, Wake,
 };
 use crate::tiering::observation::{
-    AccessSet, NodeUsage, RangeResidency, Sample, Seen, TargetKind, TargetMap,
+    AccessSet, NodeUsage, RangeResidency, Sample, TargetKind, TargetMap,
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Sweep};
 use crate::units::{Nanos, Pid};
@@ -24,6 +24,7 @@ pub fn ports(machine: &Shared) -> Ports {
         sampler: Box::new(SimSampler {
             machine: Rc::clone(machine),
             armed: Nanos::ZERO,
+            before: Vec::new(),
         }),
         writes: None,
         residency: Box::new(SimMemory(Rc::clone(machine))),
@@ -44,6 +45,14 @@ fn selects(spec: &TargetSpec, machine: &Machine, at: usize) -> bool {
         Selector::Pid(pid) => *pid == process.pid,
         Selector::Comm(name) | Selector::Cmdline(name) => **name == *process.name,
         Selector::Cgroup(_) | Selector::Unit(_) => false,
+    }
+}
+
+/// The model's threads are always busy.
+fn cpu_time(process: &Process, now: Nanos) -> Nanos {
+    match &process.touch {
+        Touch::Rate(_) => now,
+        Touch::Program(program) => Nanos::from_secs_f64(now.as_secs_f64() * program.threads()),
     }
 }
 
@@ -72,8 +81,7 @@ impl Targets for SimTargets {
                 name: process.name.clone(),
                 kind: TargetKind::Generic,
                 eligible: vec![process.range],
-                // The model's processes never wait.
-                cpu_time: machine.now,
+                cpu_time: cpu_time(process, machine.now),
                 cpu_share: vec![(process.home, 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),
@@ -94,6 +102,8 @@ struct SimSampler {
     machine: Shared,
     /// When the window under way began.
     armed: Nanos,
+    /// How often each sample had been accessed then, where that is counted.
+    before: Vec<Option<f64>>,
 }
 
 impl AccessSampler for SimSampler {
@@ -101,30 +111,34 @@ impl AccessSampler for SimSampler {
         SamplerKind::Simulated
     }
 
-    fn arm(&mut self, _samples: &[Sample], _window: Nanos) -> Result<(), PortError> {
-        self.armed = self.machine.borrow().now;
+    fn arm(&mut self, samples: &[Sample], _window: Nanos) -> Result<(), PortError> {
+        let mut machine = self.machine.borrow_mut();
+        machine.look_up();
+        self.armed = machine.now;
+        self.before.clear();
+        let before = samples.iter().map(|s| machine.touches(s.pid, s.addr));
+        self.before.extend(before);
         Ok(())
     }
 
     fn calibrate(&mut self) -> Result<Option<Calibration>, PortError> {
         const SCANS: u64 = 512;
-        let took = Nanos(SCAN_COST.0 * SCANS);
-        self.machine.borrow_mut().charge(took);
+        let mut machine = self.machine.borrow_mut();
+        let took = Nanos(machine.costs.scan.0 * SCANS);
+        machine.charge(took);
         Ok(Some(Calibration { scans: SCANS, took }))
     }
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
         let mut machine = self.machine.borrow_mut();
+        machine.look_up();
         let window = machine.now.saturating_sub(self.armed);
         for i in 0..seen.samples().len() {
             let Sample { pid, addr, .. } = seen.samples()[i];
-            let verdict = match machine.accessed(pid, addr, window) {
-                Some(true) => Seen::Accessed,
-                Some(false) => Seen::Idle,
-                None => Seen::Unknown,
-            };
-            seen.record(i, verdict);
-            seen.place(i, machine.order, machine.node_of(pid, addr));
+            let before = self.before.get(i).copied().flatten();
+            let look = machine.look(pid, addr, window, before);
+            seen.record(i, look.seen);
+            seen.place(i, look.order, look.node);
         }
         seen.end_scan();
         Ok(())
@@ -135,11 +149,16 @@ struct SimMemory(Shared);
 
 impl Residency for SimMemory {
     fn sweep(&mut self, sweep: Sweep) -> Result<RangeResidency, PortError> {
-        let machine = self.0.borrow();
+        let mut machine = self.0.borrow_mut();
         let mut counts = std::collections::BTreeMap::new();
+        let mut pages = 0;
         for (run, node) in machine.placed(sweep.pid, sweep.range) {
             *counts.entry(node).or_insert(0) += run.end - run.start;
+            pages += run.end - run.start;
         }
+        let folios = pages.div_ceil(1 << machine.order(sweep.pid));
+        let cost = Nanos(machine.costs.count.0 * folios);
+        machine.charge(cost);
         Ok(RangeResidency {
             target: sweep.target,
             range: sweep.range,
@@ -161,23 +180,31 @@ impl PageMover for SimMemory {
         for asked in moves {
             let mut pages = PageCounts::default();
             let mut limit = asked.limit.pages();
+            let order = machine.order(asked.pid);
+            let folio = Nanos(machine.costs.of_move(order).0 << order);
             for (run, node) in machine.placed(asked.pid, asked.range) {
                 if node != asked.from {
                     continue;
                 }
                 let count = (run.end - run.start).min(limit);
                 limit -= count;
-                // A call under way is not cut short by the time.
-                let time = limits
-                    .time
-                    .saturating_sub(machine.now.saturating_sub(start));
-                let in_time = time.0.div_ceil(MOVE_COST.0).min(count).min(left);
-                left -= in_time;
-                pages.deferred += count - in_time;
-                let moved = machine.move_pages(asked.pid, run.start..run.start + in_time, asked.to);
-                pages.moved += moved.done;
-                pages.busy += moved.busy;
-                pages.no_room += moved.no_room;
+                // One call after the other, each as long as it may be: none is cut short.
+                let call = (limits.call_time.0 / folio.0.max(1)).max(1) << order;
+                let end = run.start + count.min(left);
+                let mut at = run.start;
+                while at < end && machine.now.saturating_sub(start) < limits.time {
+                    let began = machine.now;
+                    let upto = end.min(at + call);
+                    let moved = machine.move_pages(asked.pid, at..upto, asked.to);
+                    pages.moved += moved.done;
+                    pages.busy += moved.busy;
+                    pages.no_room += moved.no_room;
+                    left = left.saturating_sub(upto - at);
+                    let took = machine.now.saturating_sub(began);
+                    outcome.longest_call = outcome.longest_call.max(took);
+                    at = upto;
+                }
+                pages.deferred += run.start + count - at;
             }
             outcome.results.push(MoveResult {
                 asked: asked.clone(),
@@ -186,7 +213,6 @@ impl PageMover for SimMemory {
             });
         }
         outcome.elapsed = machine.now.saturating_sub(start);
-        outcome.longest_call = MOVE_COST;
         Ok(outcome)
     }
 

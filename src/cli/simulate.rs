@@ -1,0 +1,293 @@
+//! `simulate`: policies on a model of a machine, side by side.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde::Serialize;
+
+use super::{End, Failure, print, print_json};
+use crate::config::Config;
+use crate::daemon::{DaemonError, code};
+use crate::epoch::LoopSettings;
+use crate::sim::FileError;
+use crate::sim::hardware::{self, Hardware};
+use crate::sim::run::{Case, Policy, Run};
+use crate::sim::workload::{self, Workload};
+
+/// Bytes that a file may have that describes a machine or a workload.
+const FILE_MAX: u64 = 1 << 20;
+/// What stands for every name.
+const ALL: &str = "all";
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Machines: names, files, or `all`
+    #[arg(long, value_name = "M", value_delimiter = ',', required = true)]
+    machine: Vec<String>,
+    /// Workloads: names, files, or `all`
+    #[arg(long, value_name = "W", value_delimiter = ',', required = true)]
+    workload: Vec<String>,
+    /// Policies: names, or `all`
+    #[arg(long, value_name = "P", value_delimiter = ',', default_value = ALL)]
+    policy: Vec<String>,
+    /// Size of the fastest tier, as a share of the workload's memory
+    #[arg(long, value_name = "X")]
+    fast_share: Option<f64>,
+    /// How the daemon is set, as for `run` (default: as it comes)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Of all random choices
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// As JSON, stable and documented
+    #[arg(long)]
+    json: bool,
+}
+
+/// One line of the table.
+#[derive(Serialize)]
+struct Line<'a> {
+    machine: &'a str,
+    workload: &'a str,
+    policy: &'a str,
+    seed: u64,
+    #[serde(flatten)]
+    run: Run,
+}
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
+    if args
+        .fast_share
+        .is_some_and(|share| !(share > 0.0 && share <= 1.0))
+    {
+        let text = "--fast-share: write a share of more than 0, at most 1, such as 0.2";
+        return Err(Failure::new(code::USAGE, text).into());
+    }
+    let machines = chosen(
+        "--machine",
+        &args.machine,
+        &hardware::PRESETS,
+        Hardware::parse,
+    )?;
+    let workloads = chosen(
+        "--workload",
+        &args.workload,
+        &workload::PRESETS,
+        Workload::parse,
+    )?;
+    let policies = policies(&args.policy)?;
+    let settings = settings(args.config.as_deref())?;
+    let mut asked = Vec::new();
+    for machine in &machines {
+        for workload in &workloads {
+            for &(name, policy) in &policies {
+                asked.push((machine, workload, name, policy));
+            }
+        }
+    }
+    let done = all(asked.len(), |at| {
+        let (hardware, workload, _, policy) = asked[at];
+        let case = Case {
+            hardware,
+            workload,
+            policy,
+            settings: &settings,
+            fast_share: args.fast_share,
+            seed: args.seed,
+        };
+        case.run()
+    });
+    // What cannot be is an error only for who asked for it by name.
+    let by_name = !args.policy.iter().any(|name| name == ALL);
+    let mut lines = Vec::new();
+    let mut failed = Vec::new();
+    for (run, &(machine, workload, policy, _)) in done.into_iter().zip(&asked) {
+        let (machine, workload) = (machine.name.as_str(), workload.name.as_str());
+        match run {
+            Ok(run) => lines.push(Line {
+                machine,
+                workload,
+                policy,
+                seed: args.seed,
+                run,
+            }),
+            Err(error) => failed.push(format!("{workload} on {machine} under {policy}: {error}")),
+        }
+    }
+    if args.json {
+        print_json(&lines)?;
+    } else {
+        print(&table(&lines))?;
+    }
+    if by_name && !failed.is_empty() {
+        return Err(Failure::new(code::FAILED, failed.join("\n")).into());
+    }
+    for reason in failed {
+        // Nobody to tell if stderr is closed.
+        let _ = writeln!(io::stderr(), "left out: {reason}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `count` cases on all CPUs; what came of each, in order.
+fn all<T: Send>(count: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let done: Vec<Mutex<Option<T>>> = (0..count).map(|_| Mutex::new(None)).collect();
+    let shows = io::stderr().is_terminal();
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..workers.min(count) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(slot) = done.get(at) else {
+                        return;
+                    };
+                    if shows {
+                        // Nobody to tell if stderr is closed.
+                        let _ = write!(io::stderr(), "\r{} of {count} ", at + 1);
+                    }
+                    let result = run(at);
+                    if let Ok(mut slot) = slot.lock() {
+                        *slot = Some(result);
+                    }
+                }
+            });
+        }
+    });
+    if shows {
+        let _ = write!(io::stderr(), "\r{:20}\r", "");
+    }
+    let results = done
+        .into_iter()
+        .map(|slot| slot.into_inner().ok().flatten());
+    // Each was run: a worker that panicked has ended the scope with it.
+    results.flatten().collect()
+}
+
+/// Those that names, files and `all` stand for.
+fn chosen<T>(
+    option: &str,
+    asked: &[String],
+    presets: &[(&str, &str)],
+    parse: impl Fn(&str) -> Result<T, FileError>,
+) -> Result<Vec<T>, Failure> {
+    let mut chosen = Vec::new();
+    for name in asked {
+        if name == ALL {
+            for (name, text) in presets {
+                chosen.push(parse(text).map_err(|e| fault(name, &e))?);
+            }
+        } else if let Some((_, text)) = presets.iter().find(|(preset, _)| preset == name) {
+            chosen.push(parse(text).map_err(|e| fault(name, &e))?);
+        } else if name.contains('/') || Path::new(name).extension().is_some_and(|e| e == "toml") {
+            chosen.push(parse(&read(name)?).map_err(|e| fault(name, &e))?);
+        } else {
+            let names: Vec<&str> = presets.iter().map(|(name, _)| *name).collect();
+            return Err(unknown(option, name, &names));
+        }
+    }
+    Ok(chosen)
+}
+
+fn policies(asked: &[String]) -> Result<Vec<(&'static str, Policy)>, Failure> {
+    let mut chosen = Vec::new();
+    for name in asked {
+        if name == ALL {
+            chosen.extend(Policy::ALL);
+        } else if let Some(policy) = Policy::ALL.iter().find(|(policy, _)| policy == name) {
+            chosen.push(*policy);
+        } else {
+            let names: Vec<&str> = Policy::ALL.iter().map(|(name, _)| *name).collect();
+            return Err(unknown("--policy", name, &names));
+        }
+    }
+    Ok(chosen)
+}
+
+/// Those of a daemon's file. Whatever that says, the model moves with one thread.
+fn settings(file: Option<&Path>) -> Result<LoopSettings, Failure> {
+    let config = match file {
+        Some(file) => Config::load(Some(file)).map_err(DaemonError::from)?.0,
+        None => Config::default(),
+    };
+    Ok(config.loop_settings(1, false))
+}
+
+fn unknown(option: &str, name: &str, known: &[&str]) -> Failure {
+    let text = format!(
+        "{option}: \"{name}\" is not known here; choose {ALL}, a file, or of {}",
+        known.join(", ")
+    );
+    Failure::new(code::USAGE, text)
+}
+
+fn fault(file: &str, error: &FileError) -> Failure {
+    Failure::new(code::USAGE, format!("{file}:{error}"))
+}
+
+fn read(name: &str) -> Result<String, Failure> {
+    let failed = |error: io::Error| Failure::new(code::FAILED, format!("{name}: {error}"));
+    let file = std::fs::File::open(name).map_err(failed)?;
+    let mut text = String::new();
+    // What it says of its size may be wrong: a device has none.
+    let read = file.take(FILE_MAX + 1).read_to_string(&mut text);
+    if read.map_err(failed)? as u64 > FILE_MAX {
+        let text = format!("{name}: is larger than {FILE_MAX} bytes: no machine or workload");
+        return Err(Failure::new(code::USAGE, text));
+    }
+    Ok(text)
+}
+
+fn table(lines: &[Line<'_>]) -> String {
+    let mut text = format!(
+        "{:<14} {:<10} {:<22} {:>8} {:>8} {:>6} {:>9} {:>9} {:>10} {:>10}\n",
+        "MACHINE",
+        "WORKLOAD",
+        "POLICY",
+        "SECONDS",
+        "RAN",
+        "FAST",
+        "PROFILING",
+        "MIGRATION",
+        "PROMOTED",
+        "DEMOTED"
+    );
+    let (mut scaled, mut given_up) = (false, false);
+    for line in lines {
+        let run = &line.run;
+        let accesses: f64 = run.tier_accesses.iter().sum();
+        let fast = run.tier_accesses.first().copied().unwrap_or(0.0) / accesses;
+        scaled |= run.scaled;
+        given_up |= !run.finished;
+        let _ = writeln!(
+            text,
+            "{:<14} {:<10} {:<22} {:>8} {:>8.1} {:>5.1}% {:>9.1} {:>9.1} {:>10} {:>10}",
+            line.machine,
+            format!("{}{}", line.workload, if run.scaled { "*" } else { "" }),
+            line.policy,
+            format!(
+                "{}{:.1}",
+                if run.finished { "" } else { ">" },
+                run.total_seconds
+            ),
+            run.application_seconds,
+            fast * 100.0,
+            run.profiling_seconds,
+            run.migration_seconds,
+            run.promoted_bytes.to_string(),
+            run.demoted_bytes.to_string(),
+        );
+    }
+    if scaled {
+        text.push_str("* made smaller: the machine has no room for all of it\n");
+    }
+    if given_up {
+        text.push_str("> given up\n");
+    }
+    text
+}

@@ -1,0 +1,188 @@
+//! `hmkeeper simulate`, the binary itself, on a machine and a program small enough for a
+//! debug build.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const MACHINE: &str = r#"
+name = "small"
+initiators = [0]
+home = 0
+cores = 8
+threads = 2
+cache = "1MiB"
+[costs]
+scan = "2us"
+count = "50ns"
+small_move = "2.5us"
+huge_move = "250us"
+hint_fault = "1us"
+accessed = "100ns"
+[[nodes]]
+id = 0
+kind = "dram"
+size = "2GiB"
+latency = ["100ns"]
+read = ["50GB/s"]
+write = ["50GB/s"]
+[[nodes]]
+id = 1
+kind = "cxl"
+size = "8GiB"
+latency = ["400ns"]
+read = ["10GB/s"]
+write = ["10GB/s"]
+"#;
+
+/// What is touched first is cold: first-touch puts it on the fastest node.
+const PROGRAM: &str = r#"
+name = "cold-first"
+folio = "2MiB"
+time = "5min"
+compute = "10ns"
+[[objects]]
+name = "cold"
+size = "3GiB"
+parallel = 4
+pattern = { kind = "uniform" }
+[[objects]]
+name = "hot"
+size = "1GiB"
+writes = 0.3
+parallel = 2
+pattern = { kind = "uniform" }
+[[phases]]
+length = 1
+accesses = { cold = 0.0000005, hot = 1 }
+"#;
+
+fn simulate(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hmkeeper"))
+        .arg("simulate")
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn write(dir: &Path, name: &str, text: &str) -> String {
+    let path = dir.join(name);
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+fn runs(dir: &Path, more: &[&str]) -> Vec<Value> {
+    let machine = write(dir, "machine.toml", MACHINE);
+    let program = write(dir, "program.toml", PROGRAM);
+    let mut args = vec!["--machine", &machine, "--workload", &program, "--json"];
+    args.extend(more);
+    let output = simulate(&args);
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn number(run: &Value, key: &str) -> f64 {
+    run[key]
+        .as_f64()
+        .unwrap_or_else(|| panic!("no {key} in {run}"))
+}
+
+#[test]
+fn placement_is_worth_what_it_is_worth() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(
+        dir.path(),
+        &["--policy", "first-touch,hm-keeper,oracle,oracle-static"],
+    );
+    let names: Vec<&str> = runs
+        .iter()
+        .filter_map(|run| run["policy"].as_str())
+        .collect();
+    assert_eq!(
+        names,
+        ["first-touch", "hm-keeper", "oracle", "oracle-static"]
+    );
+    let seconds: Vec<f64> = runs
+        .iter()
+        .map(|run| number(run, "total_seconds"))
+        .collect();
+    let [first_touch, ours, knows, best] = seconds[..] else {
+        panic!("{seconds:?}");
+    };
+    assert!(best < knows && knows < ours, "{seconds:?}");
+    assert!(ours < 0.8 * first_touch, "{seconds:?}");
+    for run in &runs {
+        assert_eq!(run["machine"], "small");
+        assert_eq!(run["workload"], "cold-first");
+        assert_eq!(run["seed"], 1);
+        let accesses = run["tier_accesses"].as_array().unwrap();
+        assert_eq!(accesses.len(), 2);
+        let parts = number(run, "total_seconds") - number(run, "application_seconds");
+        assert!((0.0..10.0).contains(&parts), "{run}");
+    }
+    assert!(number(&runs[0], "promoted_bytes") <= 0.0);
+    assert!(number(&runs[0], "profiling_seconds") <= 0.0);
+    // All that is hot was brought up, and what was in its way brought down.
+    assert!(number(&runs[1], "promoted_bytes") >= 0.9 * f64::from(1 << 30));
+    assert!(number(&runs[1], "demoted_bytes") > 0.0);
+    assert!(number(&runs[1], "migration_seconds") > 0.0);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let once = runs(dir.path(), &["--policy", "hm-keeper", "--seed", "7"]);
+    let again = runs(dir.path(), &["--policy", "hm-keeper", "--seed", "7"]);
+    assert_eq!(once, again);
+    let other = runs(dir.path(), &["--policy", "hm-keeper", "--seed", "8"]);
+    assert_ne!(once[0]["epochs"], other[0]["epochs"]);
+}
+
+#[test]
+fn the_fast_share_is_that_of_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let runs = runs(
+        dir.path(),
+        &["--policy", "oracle-static", "--fast-share", "0.125"],
+    );
+    assert!((number(&runs[0], "fast_share") - 0.125).abs() < 0.001);
+    let accesses: Vec<f64> = (runs[0]["tier_accesses"].as_array().unwrap().iter())
+        .filter_map(Value::as_f64)
+        .collect();
+    // An eighth is half of what is hot.
+    let share = accesses[0] / accesses.iter().sum::<f64>();
+    assert!((share - 0.5).abs() < 0.01, "{share}");
+}
+
+#[test]
+fn what_cannot_be_simulated_is_said_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let broken = write(
+        dir.path(),
+        "broken.toml",
+        &MACHINE.replace("\"2GiB\"", "\"2 gigs\""),
+    );
+    for (args, needle) in [
+        (
+            ["--machine", "optane", "--workload", "gups"],
+            "--machine: \"optane\" is not known here; choose all, a file, or of optane-4tier",
+        ),
+        (
+            ["--machine", "cxl-2tier", "--workload", "nothing.toml"],
+            "nothing.toml: No such file",
+        ),
+        (
+            ["--machine", &broken, "--workload", "gups"],
+            "broken.toml:18:8: \"2 gigs\" is not a size",
+        ),
+    ] {
+        let output = simulate(&args);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        assert!(errors.contains(needle), "{errors}");
+        assert!(!output.status.success());
+    }
+    let output = simulate(&["--machine", "all", "--workload", "all", "--fast-share", "2"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
