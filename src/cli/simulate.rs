@@ -70,13 +70,13 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
     let machines = chosen(
         "--machine",
         &args.machine,
-        &hardware::PRESETS,
+        (&hardware::PRESETS, &hardware::OF_TESTS),
         Hardware::parse,
     )?;
     let workloads = chosen(
         "--workload",
         &args.workload,
-        &workload::PRESETS,
+        (&workload::PRESETS, &[]),
         Workload::parse,
     )?;
     let policies = policies(&args.policy)?;
@@ -169,25 +169,29 @@ fn all<T: Send>(count: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
     results.flatten().collect()
 }
 
+/// Names and texts.
+type Presets<'a> = &'a [(&'a str, &'a str)];
+
 /// Those that names, files and `all` stand for.
 fn chosen<T>(
     option: &str,
     asked: &[String],
-    presets: &[(&str, &str)],
+    (presets, by_name): (Presets<'_>, Presets<'_>),
     parse: impl Fn(&str) -> Result<T, FileError>,
 ) -> Result<Vec<T>, Failure> {
     let mut chosen = Vec::new();
+    let known = || presets.iter().chain(by_name);
     for name in asked {
         if name == ALL {
             for (name, text) in presets {
                 chosen.push(parse(text).map_err(|e| fault(name, &e))?);
             }
-        } else if let Some((_, text)) = presets.iter().find(|(preset, _)| preset == name) {
+        } else if let Some((_, text)) = known().find(|(preset, _)| preset == name) {
             chosen.push(parse(text).map_err(|e| fault(name, &e))?);
         } else if name.contains('/') || Path::new(name).extension().is_some_and(|e| e == "toml") {
             chosen.push(parse(&read(name)?).map_err(|e| fault(name, &e))?);
         } else {
-            let names: Vec<&str> = presets.iter().map(|(name, _)| *name).collect();
+            let names: Vec<&str> = known().map(|(name, _)| *name).collect();
             return Err(unknown(option, name, &names));
         }
     }

@@ -50,6 +50,12 @@ pub const PRESETS: [(&str, &str); 6] = [
     ),
 ];
 
+/// Those that have to be asked for by name: no machine to have findings on.
+pub const OF_TESTS: [(&str, &str); 1] = [(
+    "vm-4tier",
+    include_str!("../../config/machines/vm-4tier.toml"),
+)];
+
 /// What one initiator sees of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
@@ -351,7 +357,7 @@ mod tests {
 
     #[test]
     fn those_that_come_along_are_read() {
-        for (name, text) in PRESETS {
+        for (name, text) in PRESETS.into_iter().chain(OF_TESTS) {
             let hardware = Hardware::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
             assert_eq!(hardware.name, name);
             assert!(!hardware.about.is_empty(), "{name}");
