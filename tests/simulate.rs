@@ -156,6 +156,65 @@ fn the_fast_share_is_that_of_the_program() {
 }
 
 #[test]
+fn who_knows_the_future_has_the_same_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let promoted = |more: &[&str]| -> Vec<f64> {
+        let runs = runs(dir.path(), &[&["--policy", "oracle"], more].concat());
+        let epochs = runs[0]["epochs"].as_array().unwrap();
+        epochs
+            .iter()
+            .map(|epoch| number(epoch, "promoted_bytes"))
+            .collect()
+    };
+    let folio = f64::from(2 << 20);
+    let all = promoted(&[]);
+    assert!(all.iter().all(|bytes| *bytes < 200e6 + folio), "{all:?}");
+    assert!(all[0] > 190e6, "{all:?}");
+    // A rate counts what makes room, too.
+    let config = "[migration]\nbytes_per_second = \"4MiB\"\n";
+    let config = write(dir.path(), "slow.toml", config);
+    let slow = promoted(&["--config", &config]);
+    let most = 4.0 * 1_048_576.0 * 10.0 * 0.5;
+    assert!(slow.iter().all(|bytes| *bytes <= most / 2.0), "{slow:?}");
+    assert!(slow[0] > 0.0, "{slow:?}");
+}
+
+#[test]
+fn memory_mode_needs_memory_behind_a_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let there = runs(dir.path(), &["--policy", "memory-mode"]);
+    // A gigabyte is hot and fits, but what is cold shares its places.
+    let accesses = there[0]["tier_accesses"].as_array().unwrap();
+    let accesses: Vec<f64> = accesses.iter().filter_map(Value::as_f64).collect();
+    assert!(
+        accesses[0] > 0.99 * (accesses[0] + accesses[1]),
+        "{accesses:?}"
+    );
+    let dram = MACHINE.replace("\"cxl\"", "\"dram\"");
+    let (machine, program) = (
+        write(dir.path(), "dram.toml", &dram),
+        write(dir.path(), "program.toml", PROGRAM),
+    );
+    let common = ["--machine", &machine, "--workload", &program, "--policy"];
+    let named = simulate(&[&common[..], &["memory-mode"]].concat());
+    assert_eq!(named.status.code(), Some(1), "{named:?}");
+    let errors = String::from_utf8_lossy(&named.stderr).into_owned();
+    assert!(errors.contains("behind a cache"), "{errors}");
+    let all = simulate(&[&common[..], &["all"]].concat());
+    assert!(all.status.success(), "{all:?}");
+    let errors = String::from_utf8_lossy(&all.stderr).into_owned();
+    assert!(
+        errors.starts_with("left out: cold-first on small under memory-mode"),
+        "{errors}"
+    );
+    let table = String::from_utf8_lossy(&all.stdout).into_owned();
+    assert!(
+        table.contains("hm-keeper") && !table.contains("memory-mode"),
+        "{table}"
+    );
+}
+
+#[test]
 fn what_cannot_be_simulated_is_said_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     let broken = write(

@@ -101,8 +101,6 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
         };
         case.run()
     });
-    // What cannot be is an error only for who asked for it by name.
-    let by_name = !args.policy.iter().any(|name| name == ALL);
     let mut lines = Vec::new();
     let mut failed = Vec::new();
     for (run, &(machine, workload, policy, _)) in done.into_iter().zip(&asked) {
@@ -115,7 +113,12 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
                 seed: args.seed,
                 run,
             }),
-            Err(error) => failed.push(format!("{workload} on {machine} under {policy}: {error}")),
+            Err(error) => {
+                let text = format!("{workload} on {machine} under {policy}: {error}");
+                // What cannot be is an error only for who asked for it by name.
+                let by_name = args.policy.iter().any(|name| name == policy);
+                failed.push((by_name, text));
+            }
         }
     }
     if args.json {
@@ -123,12 +126,14 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
     } else {
         print(&table(&lines))?;
     }
-    if by_name && !failed.is_empty() {
-        return Err(Failure::new(code::FAILED, failed.join("\n")).into());
+    let is_error = lines.is_empty() || failed.iter().any(|(by_name, _)| *by_name);
+    let texts: Vec<String> = failed.into_iter().map(|(_, text)| text).collect();
+    if is_error {
+        return Err(Failure::new(code::FAILED, texts.join("\n")).into());
     }
-    for reason in failed {
+    for text in texts {
         // Nobody to tell if stderr is closed.
-        let _ = writeln!(io::stderr(), "left out: {reason}");
+        let _ = writeln!(io::stderr(), "left out: {text}");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -192,7 +197,7 @@ fn chosen<T>(
             chosen.push(parse(&read(name)?).map_err(|e| fault(name, &e))?);
         } else {
             let names: Vec<&str> = known().map(|(name, _)| *name).collect();
-            return Err(unknown(option, name, &names));
+            return Err(unknown(option, name, "a file", &names));
         }
     }
     Ok(chosen)
@@ -207,7 +212,7 @@ fn policies(asked: &[String]) -> Result<Vec<(&'static str, Policy)>, Failure> {
             chosen.push(*policy);
         } else {
             let names: Vec<&str> = Policy::ALL.iter().map(|(name, _)| *name).collect();
-            return Err(unknown("--policy", name, &names));
+            return Err(unknown("--policy", name, "several", &names));
         }
     }
     Ok(chosen)
@@ -222,9 +227,9 @@ fn settings(file: Option<&Path>) -> Result<LoopSettings, Failure> {
     Ok(config.loop_settings(1, false))
 }
 
-fn unknown(option: &str, name: &str, known: &[&str]) -> Failure {
+fn unknown(option: &str, name: &str, or: &str, known: &[&str]) -> Failure {
     let text = format!(
-        "{option}: \"{name}\" is not known here; choose {ALL}, a file, or of {}",
+        "{option}: \"{name}\" is not known here; choose {ALL}, {or}, or of {}",
         known.join(", ")
     );
     Failure::new(code::USAGE, text)
@@ -265,12 +270,17 @@ fn table(lines: &[Line<'_>]) -> String {
     for line in lines {
         let run = &line.run;
         let accesses: f64 = run.tier_accesses.iter().sum();
-        let fast = run.tier_accesses.first().copied().unwrap_or(0.0) / accesses;
+        let fast = run.tier_accesses.first().copied().unwrap_or(0.0);
+        let fast = if accesses > 0.0 {
+            format!("{:.1}%", fast / accesses * 100.0)
+        } else {
+            "-".to_owned()
+        };
         scaled |= run.scaled;
         given_up |= !run.finished;
         let _ = writeln!(
             text,
-            "{:<14} {:<10} {:<22} {:>8} {:>8.1} {:>5.1}% {:>9.1} {:>9.1} {:>10} {:>10}",
+            "{:<14} {:<10} {:<22} {:>8} {:>8.1} {:>6} {:>9.1} {:>9.1} {:>10} {:>10}",
             line.machine,
             format!("{}{}", line.workload, if run.scaled { "*" } else { "" }),
             line.policy,
@@ -280,7 +290,7 @@ fn table(lines: &[Line<'_>]) -> String {
                 run.total_seconds
             ),
             run.application_seconds,
-            fast * 100.0,
+            fast,
             run.profiling_seconds,
             run.migration_seconds,
             run.promoted_bytes.to_string(),

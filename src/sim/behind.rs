@@ -44,12 +44,12 @@ impl Behind {
         let by_place = self.accesses_by_place(accesses);
         let hits = accesses.iter().enumerate().map(|(folio, mine)| {
             let all = by_place[folio % self.places];
-            if all <= 0.0 {
-                return 0.0;
-            }
-            let count = all * per_line;
-            let first = -(-count).exp_m1() / count;
             let held = f64::from(self.held[folio]);
+            let count = all * per_line;
+            if count <= 0.0 {
+                return held as f32;
+            }
+            let first = -(-count).exp_m1() / count;
             (first * held + (1.0 - first) * f64::from(*mine) / all) as f32
         });
         hits.collect()

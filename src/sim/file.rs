@@ -53,6 +53,16 @@ pub(super) fn read<T: DeserializeOwned>(text: &str) -> Result<T, FileError> {
     })
 }
 
+/// Names are shown in tables: short, and of letters, digits, `.`, `_` and `-`.
+pub(super) fn name(name: String) -> Result<String, FileError> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if (1..=32).contains(&name.len()) && name.chars().all(is_plain) {
+        return Ok(name);
+    }
+    let message = "write 1 to 32 letters, digits, \".\", \"_\" and \"-\"";
+    Err(FileError::at("name", message))
+}
+
 fn quantity<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     read: fn(&str) -> Option<T>,

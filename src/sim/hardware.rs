@@ -18,6 +18,8 @@ const NODES_MAX: usize = 16;
 const NODE_BYTES_MAX: u64 = 64 << 40;
 /// A cost at most.
 const COST_MAX: Nanos = Nanos::from_secs(1);
+/// Pages of a huge page beyond the first.
+const HUGE_PAGES_LESS_ONE: f64 = 511.0;
 /// SLIT distances: of a node itself, and of any other.
 const LOCAL: u32 = 10;
 const ELSEWHERE: u32 = 20;
@@ -91,7 +93,7 @@ pub struct Costs {
     pub small_move: Nanos,
     /// Moving a huge page of 2 MiB, of ours.
     pub huge_move: Nanos,
-    /// A hint fault, of the application's.
+    /// A hint fault, of the application's: nothing here makes any yet.
     pub hint_fault: Nanos,
     /// Setting an accessed bit again that was cleared, of the application's.
     pub accessed: Nanos,
@@ -131,13 +133,14 @@ impl Costs {
         accessed: Nanos(100),
     };
 
-    /// Of moving a page of 4 KiB that is part of a folio of 2^`order` pages.
+    /// Of moving a folio of 2^`order` pages: a part for each folio, and one for each of its
+    /// pages, such that a small and a huge one cost what they cost.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn of_move(&self, order: u8) -> Nanos {
-        if order >= 9 {
-            Nanos(self.huge_move.0 >> 9)
-        } else {
-            self.small_move
-        }
+        let (small, huge) = (self.small_move.0 as f64, self.huge_move.0 as f64);
+        let each = ((huge - small) / HUGE_PAGES_LESS_ONE).max(0.0);
+        let more = f64::from(order).exp2() - 1.0;
+        Nanos((small + each * more).round() as u64)
     }
 }
 
@@ -217,22 +220,21 @@ impl Hardware {
             hint_fault: raw.costs.hint_fault.0,
             accessed: raw.costs.accessed.0,
         };
-        if costs.scan.0 == 0 || costs.small_move.0 == 0 || costs.huge_move.0 == 0 {
-            return Err(FileError::at("costs", "scans and moves cost something"));
-        }
-        let all = [
-            costs.scan,
-            costs.count,
-            costs.small_move,
-            costs.huge_move,
-            costs.hint_fault,
-            costs.accessed,
-        ];
-        if all.iter().any(|cost| *cost > COST_MAX) {
-            return Err(FileError::at("costs", "write at most \"1s\" each"));
+        for (name, cost, least) in [
+            ("scan", costs.scan, 1),
+            ("count", costs.count, 0),
+            ("small_move", costs.small_move, 1),
+            ("huge_move", costs.huge_move, 1),
+            ("hint_fault", costs.hint_fault, 0),
+            ("accessed", costs.accessed, 0),
+        ] {
+            if !(least..=COST_MAX.0).contains(&cost.0) {
+                let message = format!("write at least \"{least}ns\", at most \"1s\"");
+                return Err(FileError::at(format!("costs.{name}"), message));
+            }
         }
         Ok(Self {
-            name: raw.name,
+            name: file::name(raw.name)?,
             about: raw.about,
             home: NodeId(raw.home),
             cores: raw.cores,
@@ -326,12 +328,18 @@ fn memory_node(raw: &RawNode, initiators: usize) -> Result<MemoryNode, FileError
             write: raw.write[at].0,
         })
         .collect();
-    if links
-        .iter()
-        .any(|l| l.latency.0 == 0 || l.read.0 == 0 || l.write.0 == 0)
-    {
-        let message = "latency and bandwidth are more than 0";
-        return Err(FileError::at(key("latency"), message));
+    let zero = |name, is_zero: fn(&Link) -> bool| {
+        let message = "write more than 0";
+        let is = links.iter().any(is_zero);
+        is.then(|| FileError::at(key(name), message))
+    };
+    let faults = [
+        zero("latency", |link| link.latency.0 == 0),
+        zero("read", |link| link.read.0 == 0),
+        zero("write", |link| link.write.0 == 0),
+    ];
+    if let Some(fault) = faults.into_iter().flatten().next() {
+        return Err(fault);
     }
     Ok(MemoryNode {
         id: NodeId(raw.id),
@@ -362,7 +370,8 @@ mod tests {
             assert_eq!(hardware.name, name);
             assert!(!hardware.about.is_empty(), "{name}");
             let tiers = hardware.tiers().unwrap_or_else(|e| panic!("{name}: {e}"));
-            assert_eq!(tiers.nodes().len(), hardware.nodes.len(), "{name}");
+            let ranks = tiers.view(&[(hardware.home, 1.0)], None).ranks().len();
+            assert_eq!(ranks, hardware.nodes.len(), "{name}: each node a rank");
         }
     }
 
@@ -392,12 +401,33 @@ mod tests {
             ("\"90ns\"", "\"0ns\"", "nodes, id 0, latency"),
             ("home = 0", "home = 2", "home: choose one of initiators"),
             ("threads = 8", "threads = 80", "threads"),
-            ("scan = \"1.27us\"", "scan = \"0s\"", "costs"),
+            (
+                "scan = \"1.27us\"",
+                "scan = \"0s\"",
+                "costs.scan: write at least",
+            ),
+            (
+                "\"13.9GB/s\"",
+                "\"0GB/s\"",
+                "nodes, id 2, write: write more than 0",
+            ),
+            ("name = \"optane-4tier\"", "name = \"a b\"", "name: write"),
             ("cores = 48", "cores = 48\ncors = 1", "cors"),
         ] {
             let text = preset("optane-4tier").replace(part, other);
             let fault = Hardware::parse(&text).expect_err(part).to_string();
             assert!(fault.contains(says), "{part}: {fault}");
+        }
+    }
+
+    #[test]
+    fn a_larger_folio_costs_more_but_less_per_page() {
+        let costs = Costs::PLAIN;
+        assert_eq!(costs.of_move(0), costs.small_move);
+        assert_eq!(costs.of_move(9), costs.huge_move);
+        for order in 0..12 {
+            let (small, large) = (costs.of_move(order), costs.of_move(order + 1));
+            assert!(small < large && large.0 <= 2 * small.0, "{order}");
         }
     }
 

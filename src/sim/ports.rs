@@ -181,7 +181,7 @@ impl PageMover for SimMemory {
             let mut pages = PageCounts::default();
             let mut limit = asked.limit.pages();
             let order = machine.order(asked.pid);
-            let folio = Nanos(machine.costs.of_move(order).0 << order);
+            let folio = machine.costs.of_move(order);
             for (run, node) in machine.placed(asked.pid, asked.range) {
                 if node != asked.from {
                     continue;
@@ -194,12 +194,13 @@ impl PageMover for SimMemory {
                 let mut at = run.start;
                 while at < end && machine.now.saturating_sub(start) < limits.time {
                     let began = machine.now;
-                    let upto = end.min(at + call);
+                    // Whole folios, wherever the first begins.
+                    let upto = end.min(((at + call) >> order) << order);
                     let moved = machine.move_pages(asked.pid, at..upto, asked.to);
                     pages.moved += moved.done;
                     pages.busy += moved.busy;
                     pages.no_room += moved.no_room;
-                    left = left.saturating_sub(upto - at);
+                    left = left.saturating_sub(moved.done);
                     let took = machine.now.saturating_sub(began);
                     outcome.longest_call = outcome.longest_call.max(took);
                     at = upto;

@@ -187,13 +187,34 @@ impl Program {
         self.missed[folio].into()
     }
 
+    /// Accesses to its object that a thread has under way at once.
+    pub fn parallel(&self, folio: usize) -> f64 {
+        self.parts[self.part_of(folio)].parallel
+    }
+
+    fn part_of(&self, folio: usize) -> usize {
+        self.parts.partition_point(|part| part.end <= folio)
+    }
+
+    /// Seconds that it is held up by a folio that cannot be touched for `seconds`, at so
+    /// many accesses per second: a thread waits from its first touch on.
+    pub fn waits_for(&self, folio: usize, rate: f64, seconds: f64) -> f64 {
+        let touches = self.touched(folio) * rate * seconds / self.threads;
+        let waits = if touches < 1e-6 {
+            touches / 2.0
+        } else {
+            1.0 + (-touches).exp_m1() / touches
+        };
+        waits * seconds
+    }
+
     /// Folio `folio` is on the node at `to` from now on.
     pub fn place(&mut self, folio: usize, to: u8) {
         let from = std::mem::replace(&mut self.node[folio], to);
         if from == to {
             return;
         }
-        let part = self.parts.partition_point(|part| part.end <= folio);
+        let part = self.part_of(folio);
         let missed = f64::from(self.missed[folio]);
         let sums = &mut self.sums[part];
         sums[usize::from(from)] = (sums[usize::from(from)] - missed).max(0.0);
@@ -279,35 +300,49 @@ impl Program {
         let supply = self.supply(fastest.unwrap_or(0));
         let phases = self.workload.phases.iter();
         let seconds = phases.map(|phase| {
-            let node = (self.demand(|part| phase.accesses[part]), supply);
+            let writes = |part: usize| self.parts[part].writes;
+            let node = (self.demand(|part| phase.accesses[part], writes), supply);
             phase.length / speed::rate(self.workload.compute, self.threads, &[node])
         });
         seconds.sum()
     }
 
-    /// What is asked of a node that gets so much of each object.
-    fn demand(&self, share: impl Fn(usize) -> f64) -> Demand {
+    /// What is asked of a node that gets so much of each object: of what is written a share
+    /// `writes` is read first and written back later.
+    fn demand(&self, share: impl Fn(usize) -> f64, writes: impl Fn(usize) -> f64) -> Demand {
         let mut demand = Demand::default();
         for (at, part) in self.parts.iter().enumerate() {
             let share = share(at);
             demand.waits += share / part.parallel;
-            // What is written is read first, and written back later.
             demand.read += share * LINE;
-            demand.written += share * part.writes * LINE;
+            demand.written += share * writes(at) * LINE;
         }
         demand
     }
 
     /// What is asked of a node now.
     fn demand_of(&self, node: usize) -> Demand {
-        let mut demand = self.demand(|part| self.sums[part][node]);
-        if self.behind.as_ref().is_some_and(|cache| cache.node == node) {
-            // What is not there was looked for there first, and is put there.
-            for (part, fills) in self.parts.iter().zip(&self.fills) {
-                demand.waits += fills / part.parallel;
-                demand.written += fills * LINE;
-            }
+        let share = |part: usize| self.sums[part][node];
+        let Some(cache) = &self.behind else {
+            return self.demand(share, |part| self.parts[part].writes);
+        };
+        if cache.node != node {
+            // A line goes back if it was written while it was in the cache.
+            return self.demand(share, |part| {
+                let all: f64 = self.sums[part].iter().sum();
+                let touches = all / self.fills[part].max(f64::MIN_POSITIVE);
+                1.0 - (1.0 - self.parts[part].writes).powf(touches)
+            });
         }
+        let mut demand = self.demand(share, |part| self.parts[part].writes);
+        // What is not there was looked for there first, is put there and written there.
+        let looked = self.demand(
+            |part| self.fills[part],
+            |part| 1.0 + self.parts[part].writes,
+        );
+        demand.waits += looked.waits;
+        demand.read += looked.read;
+        demand.written += looked.written;
         demand
     }
 

@@ -168,6 +168,55 @@ fn memory_behind_a_cache_serves_what_that_does_not_hold() {
     );
 }
 
+#[test]
+fn what_is_said_to_be_read_once_is_read_about_once() {
+    let preset = |presets: &[(&str, &'static str)], name: &str| {
+        presets
+            .iter()
+            .find(|preset| preset.0 == name)
+            .expect("a preset")
+            .1
+    };
+    let machine = preset(&crate::sim::hardware::PRESETS, "optane-4tier");
+    let hardware = Hardware::parse(machine).expect("a machine");
+    for (name, object) in [
+        ("bfs", "edges"),
+        ("graph", "edges"),
+        ("stream", "a"),
+        ("terasort", "input"),
+    ] {
+        let workload = Workload::parse(preset(&crate::sim::workload::PRESETS, name));
+        let workload = workload.expect("a workload");
+        let at = workload
+            .objects
+            .iter()
+            .position(|o| o.name == object)
+            .expect("an object");
+        let lines = workload.objects[at].size.as_f64() / LINE;
+        let share: f64 = workload
+            .phases
+            .iter()
+            .map(|p| p.length * p.accesses[at])
+            .sum();
+        let cycles = f64::from(workload.cycles);
+        let program = Program::new(workload, &hardware, 1);
+        let per_line = program.accesses() * share / cycles / lines;
+        assert!((0.5..3.0).contains(&per_line), "{name}: {per_line}");
+    }
+}
+
+#[test]
+fn who_touches_a_folio_on_its_way_waits_until_it_is_there() {
+    let program = program(WORKLOAD);
+    // The table's share by its folios; four threads.
+    let share = program.touched(0);
+    let waits = |rate: f64| program.waits_for(0, rate / share * 4.0, 1.0);
+    // Seldom: for half of the time, on average; all the time: for all of it.
+    assert!((waits(0.01) - 0.005).abs() < 1e-4);
+    assert!((waits(1e-9) / 5e-10 - 1.0).abs() < 1e-3);
+    assert!(waits(1e3) > 0.99 && waits(1e3) <= 1.0);
+}
+
 proptest! {
     /// Sums that are kept up are those that are added up anew.
     #[test]

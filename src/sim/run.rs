@@ -30,6 +30,8 @@ const TARGET: TargetId = TargetId(0);
 const BEGIN: VirtAddr = VirtAddr(1 << 40);
 /// A program that needs more than all of the memory is made to fit this share of it.
 const FITS: f64 = 0.8;
+/// Epochs after which a run is given up: each is remembered.
+const EPOCHS_AT_MOST: usize = 1 << 17;
 /// Virtual time after which a run is given up: a policy must not make it last for ever.
 const TIMES_AT_MOST: f64 = 100.0;
 
@@ -272,7 +274,8 @@ impl Case<'_> {
                 break;
             };
             epochs.push(now.since(&last));
-            if !now.is_done && now.at.as_secs_f64() <= most {
+            let goes_on = now.at.as_secs_f64() <= most && epochs.len() < EPOCHS_AT_MOST;
+            if !now.is_done && goes_on {
                 before = Some(now);
                 continue;
             }
@@ -317,6 +320,8 @@ impl Case<'_> {
                 Decider::Engine(Box::new(engine))
             }
             Policy::Oracle => {
+                let engine = &self.settings.engine;
+                let interval = engine.profiling.interval;
                 let links = hardware.links();
                 let nodes = ranking.nodes.iter();
                 let order = nodes.map(|&(at, node)| {
@@ -325,16 +330,15 @@ impl Case<'_> {
                 });
                 Decider::Oracle(Oracle {
                     order: order.collect(),
-                    budget: self.promoted_at_most(),
-                    interval: self.settings.engine.profiling.interval,
+                    promoted: engine.policy.hm_keeper().promotion_bytes,
+                    moved: engine.move_bytes,
+                    moving: Nanos::from_secs_f64(
+                        interval.as_secs_f64() * self.settings.migration_share,
+                    ),
+                    interval,
                 })
             }
         })
-    }
-
-    /// Bytes that `hm-keeper` promotes per interval at most.
-    fn promoted_at_most(&self) -> Bytes {
-        self.settings.engine.policy.hm_keeper().promotion_bytes
     }
 
     /// The program, made smaller if the machine has not enough memory for it.
@@ -386,7 +390,11 @@ impl Case<'_> {
             .filter(|node| nodes.contains(&node.id));
         let room: u64 = room.map(|node| node.size.0 / folio * folio).sum();
         if size.0 > room {
-            let behind = if in_cache { " behind its DRAM" } else { "" };
+            let behind = if in_cache {
+                " behind a cache of DRAM or HBM"
+            } else {
+                ""
+            };
             let message = format!("no room for {size}: there are {}{behind}", Bytes(room));
             return Err(FileError::at("nodes", message));
         }
@@ -419,9 +427,12 @@ impl Case<'_> {
     }
 }
 
-/// Whether a node's memory is behind DRAM in Memory Mode.
+/// Whether a node's memory is behind the fastest in Memory Mode: that is DRAM or HBM, and
+/// what is behind it of another kind.
 fn is_behind(hardware: &Hardware, at: usize) -> bool {
-    hardware.nodes[at].kind != MemoryKind::Dram
+    let kind = hardware.nodes[Ranking::of(hardware).fastest()].kind;
+    let is_cache = matches!(kind, MemoryKind::Dram | MemoryKind::Hbm);
+    is_cache && hardware.nodes[at].kind != kind
 }
 
 /// A program's folios by how often they are missed from its beginning to its end.

@@ -23,7 +23,12 @@ const CYCLES_MAX: u32 = 10_000;
 const STEPS_MAX: u32 = 200;
 /// The smallest window: its half is the smallest step.
 const WINDOW_MIN: f64 = 0.01;
-/// Folios that a program may have at most: what is remembered of each is some 20 bytes.
+/// Steps of all phases and cycles at most.
+const STEPS_ALL_MAX: u64 = 1 << 20;
+/// The shortest phase, as a share of a cycle.
+const PHASE_MIN: f64 = 1e-6;
+/// Folios that a program may have at most: what is remembered of each is some 20 bytes,
+/// and some 100 while an oracle decides.
 const FOLIOS_MAX: u64 = 1 << 24;
 /// Steps times folios of a program at most: some minutes' work.
 const WORK_MAX: u64 = 1 << 36;
@@ -259,6 +264,12 @@ impl Workload {
         }
         let objects = raw.objects.into_iter().map(|raw| object(raw, folio));
         let objects: Vec<Object> = objects.collect::<Result<_, FileError>>()?;
+        for (at, object) in objects.iter().enumerate() {
+            if objects[..at].iter().any(|other| other.name == object.name) {
+                let key = format!("object \"{}\"", object.name);
+                return Err(FileError::at(key, "choose a name for each"));
+            }
+        }
         let folios: u64 = objects.iter().map(|o| o.size.0.div_ceil(folio.0)).sum();
         if folios > FOLIOS_MAX {
             let message = format!("{folios} folios are too many: choose a larger folio");
@@ -271,11 +282,15 @@ impl Workload {
         if !whole.is_finite() {
             return Err(FileError::at("phases", "their lengths have no sum"));
         }
-        for phase in &mut phases {
+        for (phase, at) in phases.iter_mut().zip(1..) {
             phase.length /= whole;
+            if phase.length < PHASE_MIN {
+                let key = format!("phase {at}");
+                return Err(FileError::at(key, "is too short beside the others"));
+            }
         }
         let workload = Self {
-            name: raw.name,
+            name: file::name(raw.name)?,
             about: raw.about,
             folio,
             seconds,
@@ -287,7 +302,7 @@ impl Workload {
         };
         let steps = workload.phases.iter().map(|phase| workload.steps_of(phase));
         let steps = u64::from(steps.sum::<u32>()) * u64::from(workload.cycles);
-        if steps * folios > WORK_MAX {
+        if steps > STEPS_ALL_MAX || steps * folios > WORK_MAX {
             let message =
                 "fewer phases, fewer cycles or larger folios: each step weighs all folios";
             return Err(FileError::at("cycles", message));
@@ -496,6 +511,12 @@ mod tests {
             ("log = 1", "logs = 1", "phase 2: accesses names \"logs\""),
             ("length = 1", "length = -1", "phase 2: length"),
             ("cycles = 2", "cycle = 2", "cycle"),
+            (
+                "name = \"log\"",
+                "name = \"table\"",
+                "object \"table\": choose a name",
+            ),
+            ("length = 3", "length = 1e-9", "phase 1: is too short"),
             ("share = 0.1", "share = nan", "object \"table\", pattern"),
             (
                 "window = 0.1",

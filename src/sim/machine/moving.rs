@@ -73,27 +73,23 @@ impl Machine {
         if count == 0 {
             return;
         }
-        let cost = Nanos(self.costs.of_move(self.order(pid)).0 * count);
+        let order = self.order(pid);
+        let cost = Nanos((self.costs.of_move(order).0 * count) >> order);
         let from = self.node_of(pid, VirtAddr(pages.start * PAGE_BYTES));
         let index = |node: Option<NodeId>| index_of(&self.ids, node?).map(usize::from);
         let (from, to) = (index(from), index(to));
-        let bytes = Bytes::from_pages(count).as_f64();
         let (Some(from), Some(to), false) = (from, to, self.links.is_empty()) else {
             self.charge(cost);
             self.mover_cpu += cost;
             return;
         };
         self.settle();
-        let speeds = (
-            self.links[from].read.0 as f64,
-            self.links[to].write.0 as f64,
-        );
-        let least = bytes / speeds.0.min(speeds.1);
-        let time = Nanos::from_secs_f64(cost.as_secs_f64().max(least));
-        let seconds = time.as_secs_f64();
+        let busy = self.transfer(from, to, Bytes::from_pages(count));
+        let seconds = cost.as_secs_f64().max(busy.0).max(busy.1);
+        let time = Nanos::from_secs_f64(seconds);
         let mut taken = vec![0.0; self.links.len()];
-        taken[from] += bytes / speeds.0 / seconds;
-        taken[to] += bytes / speeds.1 / seconds;
+        taken[from] += busy.0 / seconds;
+        taken[to] += busy.1 / seconds;
         self.charge(time);
         self.mover_cpu += time;
         let none = vec![0.0; self.links.len()];
@@ -107,7 +103,21 @@ impl Machine {
         }
     }
 
-    /// Threads that touch a folio on its way wait for it, on average for half of its time.
+    /// Seconds of their time that two nodes, by their places, need for so many bytes.
+    fn transfer(&self, from: usize, to: usize, bytes: Bytes) -> (f64, f64) {
+        let read = self.links[from].read.0 as f64;
+        let write = self.links[to].write.0 as f64;
+        (bytes.as_f64() / read, bytes.as_f64() / write)
+    }
+
+    /// Seconds that moving one folio of a program takes, from node to node by their places.
+    pub(in crate::sim) fn folio_time(&self, order: u8, from: usize, to: usize) -> f64 {
+        let busy = self.transfer(from, to, Bytes::from_pages(1 << order));
+        let cost = self.costs.of_move(order).as_secs_f64();
+        cost.max(busy.0).max(busy.1)
+    }
+
+    /// Threads that touch a folio on its way wait for it.
     fn stall(&mut self, pid: Pid, pages: &Range<u64>, seconds: f64) {
         let Some(process) = self.processes.iter_mut().find(|p| p.pid == pid) else {
             return;
@@ -120,13 +130,12 @@ impl Machine {
         let folios = (pages.start - first) >> order..(pages.end - first).div_ceil(1 << order);
         let each = seconds / (folios.end - folios.start) as f64;
         let rate = program.rate();
-        let threads = program.threads();
-        let waiting = |folio: u64| {
+        let waits = |folio: u64| {
             let folio = usize::try_from(folio).unwrap_or(usize::MAX);
-            (program.touched(folio) * rate * each / threads).min(1.0)
+            program.waits_for(folio, rate, each)
         };
-        let stalled: f64 = folios.map(waiting).sum();
-        program.hold(stalled * each / 2.0);
+        let held: f64 = folios.map(waits).sum();
+        program.hold(held);
     }
 
     fn place(&mut self, pid: Pid, pages: Range<u64>, to: NodeId) {

@@ -318,11 +318,17 @@ impl<'a, 'v> Planner<'a, 'v> {
         }
         let here = Bytes::from_pages(r.pages().on(ideal.node));
         let mut need = ideal.bytes.saturating_sub(here);
-        // The slowest first: they gain most.
-        for (rank, nodes) in target.tiers.ranks().iter().enumerate().rev() {
-            if rank <= ideal.rank as usize {
-                break;
-            }
+        let ranks = target.tiers.ranks();
+        let slower = ranks.len().saturating_sub(ideal.rank as usize + 1);
+        for at in 0..slower {
+            // The slowest first: they gain most. Tier by tier the fastest, so that what
+            // has just gone up a tier does not go on.
+            let rank = if self.tier_by_tier {
+                ideal.rank as usize + 1 + at
+            } else {
+                ranks.len() - 1 - at
+            };
+            let nodes = &ranks[rank];
             let Some(to) = self.step_up(target, rank, ideal) else {
                 continue;
             };
@@ -336,7 +342,8 @@ impl<'a, 'v> Planner<'a, 'v> {
                 // What could not be freed is not promoted.
                 let bytes = want.min(self.free.on(to)).min(self.left);
                 if bytes.is_zero() {
-                    return;
+                    // Of the next rank something else may be in the way.
+                    break;
                 }
                 need = need.saturating_sub(bytes);
                 self.free.take(to, bytes);

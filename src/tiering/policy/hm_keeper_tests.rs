@@ -117,6 +117,26 @@ fn tier_by_tier_no_tier_is_skipped() {
 }
 
 #[test]
+fn tier_by_tier_what_has_gone_up_does_not_go_on() {
+    // One region on three nodes: what is fastest goes first, and what lies behind a full
+    // tier does not keep it from going.
+    let range = PageRange::new(VirtAddr(0), VirtAddr(6 * MIB)).unwrap();
+    let places = [(NodeId(1), 512), (NodeId(2), 512), (NodeId(3), 512)];
+    let region = [Region::for_test(range, 3.0, &places)];
+    let moves = decide_tier_by_tier(&region, [100; 4]);
+    assert_eq!(brief(&moves), [(0, 1, 0, 2), (0, 2, 1, 2), (0, 3, 2, 2)]);
+    // Node 2 is full of what is as hot: the part on node 1 goes all the same.
+    let half = PageRange::new(VirtAddr(0), VirtAddr(4 * MIB)).unwrap();
+    let full = PageRange::new(VirtAddr(4 * MIB), VirtAddr(6 * MIB)).unwrap();
+    let regions = [
+        Region::for_test(half, 3.0, &[(NodeId(1), 512), (NodeId(3), 512)]),
+        Region::for_test(full, 3.0, &[(NodeId(2), 512)]),
+    ];
+    let moves = decide_tier_by_tier(&regions, [100, 100, 0, 100]);
+    assert!(brief(&moves).contains(&(0, 1, 0, 2)), "{moves:?}");
+}
+
+#[test]
 fn what_stray_accesses_warm_is_not_promoted() {
     // 1/4 of three scans: 0.75.
     let regions = regions(&[(0.74, 3), (0.76, 3)]);
