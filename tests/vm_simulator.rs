@@ -1,13 +1,17 @@
 //! The simulator against the real thing: the same program on the model of this virtual
 //! machine (`config/machines/vm-4tier.toml`) as the daemon runs beside here, and what the
-//! model says of the fastest tier's share and of the bytes moved.
+//! model says of the fastest tier's share and of the bytes moved. What scans, counting and
+//! moves cost is measured in the same run: it follows the host.
 //!
 // vm: topology=4tier timeout=400
 
 mod common;
 
-use common::{INTERVAL, Site, Workload, ballast, hmkeeper, in_guest, output_of, show};
+use common::{
+    INTERVAL, Site, Workload, ballast, hmkeeper, in_guest, output_of, short_or_full, show,
+};
 use hmkeeper::demo::workload::lines::{ByNode, Line};
+use hmkeeper::sim::hardware::OF_TESTS;
 use hmkeeper::units::{Bytes, NodeId};
 use serde_json::Value;
 
@@ -16,9 +20,11 @@ const PHASES: u32 = 3;
 const PHASE_SECONDS: u32 = 20;
 /// Percent of the buffer for which the fastest node has room: one and a half hot sets.
 const FAST_PERCENT: u64 = 15;
-/// How far the model may be off: points of the share, and of the bytes.
-const SHARE_OFF: f64 = 0.05;
-const BYTES_OFF: f64 = 0.25;
+/// How far the model may be off: in the share, and relatively in the bytes. The short form
+/// runs wherever CI does, on hosts that stop the guest to do other things.
+fn may_be_off() -> (f64, f64) {
+    short_or_full((0.1, 0.4), (0.05, 0.25))
+}
 
 /// What `hmkeeper workload` does by itself: a tenth is swept all the time, in 64 pieces;
 /// beside that each page is touched once in twenty seconds. `ACCESSES` and `COMPUTE` are
@@ -55,21 +61,59 @@ fn the_model_says_what_happens() {
         return;
     }
     let site = Site::new();
-    let (real, per_second) = real(&site);
-    let model = model(&site, per_second);
+    let (real, pace) = real(&site);
+    let model = model(&site, pace);
+    let (share_off, bytes_off) = may_be_off();
     println!("real: {real:?}\nmodel: {model:?}");
     let off = (model.fast_share - real.fast_share).abs();
-    assert!(off <= SHARE_OFF, "{off}: {model:?}, {real:?}");
+    assert!(off <= share_off, "{off}: {model:?}, {real:?}");
     for (model, real) in [
         (model.promoted, real.promoted),
         (model.demoted, real.demoted),
     ] {
-        assert!((model / real - 1.0).abs() <= BYTES_OFF, "{model}, {real}");
+        assert!((model / real - 1.0).abs() <= bytes_off, "{model}, {real}");
     }
 }
 
-/// Runs it here. Returns the accesses per second, too.
-fn real(site: &Site) -> (Outcome, f64) {
+/// How fast this machine is.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    accesses_per_second: f64,
+    /// Nanoseconds of a scan, of counting a page, of moving one.
+    scan: f64,
+    count: f64,
+    small_move: f64,
+}
+
+/// Seconds and count of `12.3ms for 456 {of}`, over all lines.
+fn total(log: &str, of: &str) -> (f64, f64) {
+    let (mut seconds, mut count) = (0.0, 0.0);
+    for line in log.lines() {
+        let Some((before, _)) = line.split_once(of) else {
+            continue;
+        };
+        let mut words = before.split_whitespace().rev();
+        let (Some(n), Some("for"), Some(time)) = (words.next(), words.next(), words.next()) else {
+            continue;
+        };
+        count += n.parse::<f64>().expect("a count");
+        let time = time.trim_start_matches('(');
+        let unit = time.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+        let number: f64 = time[..time.len() - unit.len()].parse().expect("a time");
+        let scale = match unit {
+            "ns" => 1e-9,
+            "µs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            _ => panic!("{time}"),
+        };
+        seconds += number * scale;
+    }
+    (seconds, count)
+}
+
+/// Runs it here.
+fn real(site: &Site) -> (Outcome, Pace) {
     let _ballast = ballast(0, Bytes(BUFFER.0 / 100 * FAST_PERCENT));
     let mut workload = Workload::start(&[
         "--wait",
@@ -99,34 +143,42 @@ fn real(site: &Site) -> (Outcome, f64) {
     let (metrics, log) = (daemon.metrics(), daemon.log());
     daemon.stop();
     let of = |name| metrics.sum(name, &[]).unwrap_or(0.0);
-    let samples = metrics.value("hmkeeper_samples", &[("target", "w")]);
     let pages = metrics.value("hmkeeper_move_pages_total", &[("result", "moved")]);
-    let cpu = |kind| metrics.value("hmkeeper_own_cpu_seconds_total", &[("kind", kind)]);
-    println!(
-        "{samples} samples in the last epoch, profiling {:.3} s, {pages} pages moved in {:.3} s, \
-         {} accesses",
-        cpu("profiling"),
-        cpu("migration"),
-        accesses.total()
-    );
-    let costs: Vec<&str> = (log.lines())
-        .filter_map(|line| line.split_once(" elapsed: "))
-        .map(|(_, costs)| costs)
-        .collect();
-    println!("{}", costs.join("\n"));
+    let migration = metrics.value("hmkeeper_own_cpu_seconds_total", &[("kind", "migration")]);
+    let nanos = |(seconds, count): (f64, f64)| seconds / count.max(1.0) * 1e9;
+    let pace = Pace {
+        accesses_per_second: accesses.total() as f64 / f64::from(PHASES * PHASE_SECONDS),
+        scan: nanos(total(&log, " scans of a sample")),
+        count: nanos(total(&log.replace("for counting ", "for "), " pages)")),
+        small_move: nanos((migration, pages)),
+    };
+    println!("{pace:?}");
     let outcome = Outcome {
         fast_share: accesses.share(&[NodeId(0)]).expect("accesses"),
         promoted: of("hmkeeper_promoted_bytes_total"),
         demoted: of("hmkeeper_demoted_bytes_total"),
     };
-    let per_second = accesses.total() as f64 / f64::from(PHASES * PHASE_SECONDS);
-    (outcome, per_second)
+    (outcome, pace)
 }
 
 /// Runs it on the model.
-fn model(site: &Site, per_second: f64) -> Outcome {
-    let stray = BUFFER.as_f64() / 4096.0 / 20.0 / per_second;
-    let nanos = 1e9 / per_second;
+fn model(site: &Site, pace: Pace) -> Outcome {
+    let stray = BUFFER.as_f64() / 4096.0 / 20.0 / pace.accesses_per_second;
+    let nanos = 1e9 / pace.accesses_per_second;
+    let mut machine = OF_TESTS[0].1.to_owned();
+    for (key, nanos) in [
+        ("scan", pace.scan),
+        ("count", pace.count),
+        ("small_move", pace.small_move),
+    ] {
+        let lines = machine.lines().map(|line| match line.split_once(" = ") {
+            Some((name, _)) if name == key => format!("{key} = \"{nanos:.0}ns\"\n"),
+            _ => format!("{line}\n"),
+        });
+        machine = lines.collect();
+    }
+    let machine_file = site.path("machine.toml");
+    std::fs::write(&machine_file, machine).expect("writing");
     let program = PROGRAM
         .replace("ACCESSES", &format!("{}", 1.0 - stray))
         .replace("COMPUTE", &format!("{nanos:.0}ns"));
@@ -136,7 +188,7 @@ fn model(site: &Site, per_second: f64) -> Outcome {
     std::fs::write(&config, interval).expect("writing");
     let output = output_of(&[
         "simulate",
-        "--machine=vm-4tier",
+        &format!("--machine={}", machine_file.display()),
         &format!("--workload={}", program_file.display()),
         "--policy=hm-keeper",
         &format!("--config={}", config.display()),
