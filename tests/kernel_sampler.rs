@@ -19,6 +19,19 @@ fn idle() -> Option<Box<dyn AccessSampler>> {
     open(SamplerKind::Idle)
 }
 
+/// Pages that sit in a CPU's page batch on their way from list to list for a moment, of
+/// which then nothing can be known.
+const BATCH: usize = 31;
+
+/// What was seen of some pages, told apart from what could not be known for a moment:
+/// (accessed, idle, more unknown than a batch).
+fn beyond_a_batch((accessed, idle, unknown): (usize, usize, usize)) -> (bool, bool, bool) {
+    (accessed > 0, idle > 0, unknown > BATCH)
+}
+
+const ACCESSED: (bool, bool, bool) = (true, false, false);
+const IDLE: (bool, bool, bool) = (false, true, false);
+
 #[test]
 fn idle_tracking_sees_exactly_the_half_that_is_touched() {
     let Some(mut sampler) = idle() else { return };
@@ -27,14 +40,12 @@ fn idle_tracking_sees_exactly_the_half_that_is_touched() {
     let samples = target.samples(4096, 1);
     for _ in 0..3 {
         let seen = scan(&mut *sampler, &samples, wait);
-        assert_eq!(count(&seen, 1024..3072), (2048, 0, 0));
-        // A neighbour on the same CPU may still fill its last page batch.
-        assert_eq!(count(&seen, 0..1024), (0, 1024, 0));
-        let (accessed, _, unknown) = count(&seen, 3072..4096);
-        assert_eq!(accessed, 0);
-        assert!(unknown <= 31, "{unknown} of the last pages unknown");
+        assert_eq!(beyond_a_batch(count(&seen, 1024..3072)), ACCESSED);
+        assert_eq!(beyond_a_batch(count(&seen, 0..1024)), IDLE);
+        assert_eq!(beyond_a_batch(count(&seen, 3072..4096)), IDLE);
         assert!(seen.tallies()[..3072].iter().all(|t| t.order == 0));
-        assert!(seen.tallies()[..3072].iter().all(|t| t.node.is_some()));
+        let known = seen.tallies().iter().filter(|t| t.node.is_some());
+        assert!(known.count() >= 4096 - 3 * BATCH);
     }
 }
 
@@ -50,7 +61,7 @@ fn what_a_scan_costs_is_learnt_on_pages_of_our_own() {
     // And others are seen as before.
     let target = Target::start(256, "small");
     let seen = scan(&mut *sampler, &target.samples(128, 1), || ());
-    assert_eq!(count(&seen, 0..128), (0, 128, 0));
+    assert_eq!(beyond_a_batch(count(&seen, 0..128)), IDLE);
 }
 
 #[test]
@@ -109,8 +120,8 @@ fn idle_tracking_sees_folios_of_middle_orders() {
         "orders: {:?}",
         seen.tallies().iter().map(|t| t.order).collect::<Vec<_>>()
     );
-    assert_eq!(count(&seen, 0..1024), (0, 1024, 0));
-    assert_eq!(count(&seen, 1024..2048), (1024, 0, 0));
+    assert_eq!(beyond_a_batch(count(&seen, 0..1024)), IDLE);
+    assert_eq!(beyond_a_batch(count(&seen, 1024..2048)), ACCESSED);
 }
 
 #[test]
@@ -127,12 +138,10 @@ fn a_page_that_moved_meanwhile_is_unknown() {
     assert_eq!(count(&seen, 0..256), (0, 0, 256));
     // The next scan finds them where they are now.
     let seen = scan(&mut *sampler, &samples, || ());
-    assert_eq!(count(&seen, 0..256), (0, 256, 0));
-    assert!(
-        seen.tallies()
-            .iter()
-            .all(|t| t.node.is_some_and(|n| n.0 == 0))
-    );
+    assert_eq!(beyond_a_batch(count(&seen, 0..256)), IDLE);
+    let nodes = || seen.tallies().iter().filter_map(|t| t.node);
+    assert!(nodes().all(|node| node.0 == 0));
+    assert!(nodes().count() >= 256 - BATCH);
     samples.truncate(10);
     let seen = scan(&mut *sampler, &samples, || ());
     assert_eq!(count(&seen, 0..10), (0, 10, 0), "another sample set");
