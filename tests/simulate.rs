@@ -6,35 +6,12 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-const MACHINE: &str = r#"
-name = "small"
-initiators = [0]
-home = 0
-cores = 8
-threads = 2
-cache = "1MiB"
-[costs]
-scan = "2us"
-count = "50ns"
-small_move = "2.5us"
-huge_move = "250us"
-hint_fault = "1us"
-accessed = "100ns"
-[[nodes]]
-id = 0
-kind = "dram"
-size = "2GiB"
-latency = ["100ns"]
-read = ["50GB/s"]
-write = ["50GB/s"]
-[[nodes]]
-id = 1
-kind = "cxl"
-size = "8GiB"
-latency = ["400ns"]
-read = ["10GB/s"]
-write = ["10GB/s"]
-"#;
+/// With 2 GiB of fast memory and 8 GiB of slow.
+fn machine() -> String {
+    include_str!("fixtures/two-nodes.toml")
+        .replacen("48MiB", "2GiB", 1)
+        .replacen("48MiB", "8GiB", 1)
+}
 
 /// What is touched first is cold: first-touch puts it on the fastest node.
 const PROGRAM: &str = r#"
@@ -73,7 +50,7 @@ fn write(dir: &Path, name: &str, text: &str) -> String {
 }
 
 fn runs(dir: &Path, more: &[&str]) -> Vec<Value> {
-    let machine = write(dir, "machine.toml", MACHINE);
+    let machine = write(dir, "machine.toml", &machine());
     let program = write(dir, "program.toml", PROGRAM);
     let mut args = vec!["--machine", &machine, "--workload", &program, "--json"];
     args.extend(more);
@@ -190,7 +167,7 @@ fn memory_mode_needs_memory_behind_a_cache() {
         accesses[0] > 0.99 * (accesses[0] + accesses[1]),
         "{accesses:?}"
     );
-    let dram = MACHINE.replace("\"cxl\"", "\"dram\"");
+    let dram = machine().replace("\"cxl\"", "\"dram\"");
     let (machine, program) = (
         write(dir.path(), "dram.toml", &dram),
         write(dir.path(), "program.toml", PROGRAM),
@@ -220,7 +197,7 @@ fn what_cannot_be_simulated_is_said_in_one_line() {
     let broken = write(
         dir.path(),
         "broken.toml",
-        &MACHINE.replace("\"2GiB\"", "\"2 gigs\""),
+        &machine().replace("\"2GiB\"", "\"2 gigs\""),
     );
     for (args, needle) in [
         (
@@ -233,7 +210,7 @@ fn what_cannot_be_simulated_is_said_in_one_line() {
         ),
         (
             ["--machine", &broken, "--workload", "gups"],
-            "broken.toml:18:8: \"2 gigs\" is not a size",
+            "broken.toml:20:8: \"2 gigs\" is not a size",
         ),
     ] {
         let output = simulate(&args);

@@ -11,30 +11,6 @@ const PAGES: u64 = FOLIO / PAGE_BYTES;
 const FOLIOS: u64 = 32;
 const ROOM: u64 = 24;
 
-const HARDWARE: &str = r#"
-    name = "two"
-    initiators = [0]
-    home = 0
-    cores = 4
-    threads = 4
-    cache = "1MiB"
-    costs = { scan = "1us", count = "0ns", small_move = "1us", huge_move = "100us", hint_fault = "1us", accessed = "100ns" }
-    [[nodes]]
-    id = 0
-    kind = "dram"
-    size = "48MiB"
-    latency = ["100ns"]
-    read = ["50GB/s"]
-    write = ["50GB/s"]
-    [[nodes]]
-    id = 1
-    kind = "cxl"
-    size = "48MiB"
-    latency = ["300ns"]
-    read = ["10GB/s"]
-    write = ["10GB/s"]
-"#;
-
 const WORKLOAD: &str = r#"
     name = "one"
     folio = "2MiB"
@@ -51,7 +27,7 @@ const WORKLOAD: &str = r#"
 "#;
 
 fn machine() -> Machine {
-    let hardware = Hardware::parse(HARDWARE).expect("a machine");
+    let hardware = Hardware::parse(crate::sim::TWO_NODES).expect("a machine");
     let workload = Workload::parse(WORKLOAD).expect("a workload");
     let mut machine = Machine::of(&hardware, 1);
     let end = VirtAddr(FIRST + FOLIOS * FOLIO);

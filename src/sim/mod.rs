@@ -26,3 +26,7 @@ pub use file::FileError;
 pub use machine::{Machine, Process, Rate, Shared, Touch};
 pub use ports::ports;
 pub use program::Program;
+
+/// The machine of the tests.
+#[cfg(test)]
+const TWO_NODES: &str = include_str!("../../tests/fixtures/two-nodes.toml");

@@ -2,30 +2,6 @@ use proptest::prelude::*;
 
 use super::*;
 
-const HARDWARE: &str = r#"
-    name = "two"
-    initiators = [0]
-    home = 0
-    cores = 8
-    threads = 4
-    cache = "1MiB"
-    costs = { scan = "1us", count = "0ns", small_move = "1us", huge_move = "100us", hint_fault = "1us", accessed = "100ns" }
-    [[nodes]]
-    id = 0
-    kind = "dram"
-    size = "64MiB"
-    latency = ["100ns"]
-    read = ["50GB/s"]
-    write = ["50GB/s"]
-    [[nodes]]
-    id = 1
-    kind = "cxl"
-    size = "1GiB"
-    latency = ["300ns"]
-    read = ["10GB/s"]
-    write = ["10GB/s"]
-"#;
-
 /// An object of 64 MiB that is touched evenly, and one that a window goes over.
 const WORKLOAD: &str = r#"
     name = "two"
@@ -50,7 +26,7 @@ const WORKLOAD: &str = r#"
 "#;
 
 fn hardware() -> Hardware {
-    Hardware::parse(HARDWARE).expect("a machine")
+    Hardware::parse(crate::sim::TWO_NODES).expect("a machine")
 }
 
 fn program(text: &str) -> Program {

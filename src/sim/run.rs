@@ -311,9 +311,8 @@ impl Case<'_> {
             Policy::Engine(name) => {
                 let mut settings = self.settings.clone();
                 let hm_keeper = *settings.engine.policy.hm_keeper();
-                if let Some(policy) = PolicySettings::named(name, hm_keeper) {
-                    settings.engine.policy = policy;
-                }
+                settings.engine.policy = PolicySettings::named(name, hm_keeper)
+                    .ok_or_else(|| FileError::at("policy", format!("{name} is not known")))?;
                 let (ports, tiers) = (super::ports(machine), hardware.tiers()?);
                 let mut engine = EpochLoop::new(ports, tiers, settings, self.seed);
                 engine.select(&[TargetSpec::of_pid(PID)]);
@@ -348,12 +347,14 @@ impl Case<'_> {
         let all = self.hardware.size();
         let others = all.saturating_sub(self.hardware.nodes[fastest].size);
         // With the fastest node as a share of the program, the others hold the rest.
-        let room = match self.fast_share {
-            Some(share) => FITS * others.as_f64() / (1.0 - FITS * share),
-            None => FITS * all.as_f64(),
+        let room = |fits: f64| match self.fast_share {
+            Some(share) => fits * others.as_f64() / (1.0 - fits * share).max(f64::MIN_POSITIVE),
+            None => fits * all.as_f64(),
         };
-        if room < size {
-            workload.scaled(room / size)
+        // No node is filled with a part of a folio.
+        let lost = (self.hardware.nodes.len() as u64 * workload.folio.0) as f64;
+        if size + lost > room(1.0) {
+            workload.scaled(room(FITS) / size)
         } else {
             workload
         }
