@@ -74,7 +74,8 @@ struct Running {
     stretched: bool,
     /// When the scan under way began to wait.
     armed: Nanos,
-    rule: WindowRule,
+    /// How many times as long as the last window the first one is.
+    span: f64,
     /// Whether a scan is missing among others that are not like it.
     spoilt: bool,
 }
@@ -183,6 +184,7 @@ impl EpochLoop {
         // What it was planned for no longer holds.
         if let Some(plan) = self.plan.as_mut() {
             plan.interval = settings.engine.profiling.interval;
+            plan.span = self.engine.span();
         }
         self.hurry |= self.running.as_ref().is_some_and(|r| r.stretched);
         self.settings = settings;
@@ -275,9 +277,9 @@ impl EpochLoop {
         let end = if hurry { now } else { start + interval };
         let scans = profiling.scans.max(1);
         let whole = end.saturating_sub(now);
-        let window_rule = self.window_rule();
+        let span = self.plan.as_ref().map_or(1.0, |plan| plan.span);
         let windows: Vec<Nanos> = (0..scans)
-            .map(|scan| windows::length(window_rule, whole, scans, scan))
+            .map(|scan| windows::length(span, whole, scans, scan))
             .map(|window| if hurry { Nanos::ZERO } else { window })
             .collect();
         self.last_due = Some(now + windows.iter().copied().sum());
@@ -296,16 +298,9 @@ impl EpochLoop {
             interval,
             stretched,
             armed,
-            rule: window_rule,
+            span,
             spoilt: false,
         })
-    }
-
-    fn window_rule(&self) -> WindowRule {
-        if self.ports.sampler.repeats() {
-            return WindowRule::Equal;
-        }
-        self.settings.engine.profiling.window_rule()
     }
 
     /// Has the targets that the plan names forget what they wrote.
@@ -348,9 +343,9 @@ impl EpochLoop {
             let (scan, scans) = (running.looks.scans(), running.windows.len());
             let scans = u8::try_from(scans).unwrap_or(u8::MAX);
             let epoch = running.interval;
-            let window = windows::length(running.rule, epoch, scans, scan);
+            let window = windows::length(running.span, epoch, scans, scan);
             let believed = self.lateness.believes(scan, waited, window, epoch);
-            running.spoilt |= !believed && running.rule == WindowRule::Tapered;
+            running.spoilt |= !believed && running.span > 1.0;
             self.collect(&mut running.looks, believed)?;
             let Some(&window) = running.windows.get(usize::from(running.looks.scans())) else {
                 let cpu = self.ports.clock.thread_cpu_time();

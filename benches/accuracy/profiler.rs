@@ -12,7 +12,7 @@ use hmkeeper::tiering::region::RegionMap;
 use hmkeeper::tiering::rng::Rng;
 use hmkeeper::tiering::settings::{EngineSettings, LookRule, ProfilingSettings, WindowRule};
 use hmkeeper::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable};
-use hmkeeper::tiering::windows;
+use hmkeeper::tiering::windows::{self, Span};
 use hmkeeper::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
 use super::scenario::{INTERVAL, PAGES, SCANS, Scenario};
@@ -185,7 +185,7 @@ impl Ours {
         let mut looks = Looks::new(samples, expected, each, self.rule, self.epoch);
         let mut scanned = 0;
         for scan in 0..SCANS {
-            let window = self.interval * windows::share(self.windows, SCANS, scan);
+            let window = self.interval * windows::share(Span::new(self.windows).get(), SCANS, scan);
             looks.begin();
             let part = looks.part();
             for i in 0..part.samples().len() {

@@ -9,17 +9,13 @@ use toml::{Spanned, Value};
 
 use super::checker::{Checker, is_auto, is_off};
 use super::fault::Faults;
-use super::raw::{
-    Entry, RawConfig, RawDaemon, RawHmKeeper, RawMigration, RawPolicy, RawProfiling, RawTarget,
-    RawTier,
-};
+use super::policy::policy;
+use super::raw::{Entry, RawConfig, RawDaemon, RawMigration, RawProfiling, RawTarget, RawTier};
 use super::value::{parse_mapping, parse_node, parse_nodes, print_bytes};
 use super::{Config, DaemonConfig, LogLevel, MigrationConfig};
 use crate::ports::{MappingFilter, SamplerKind, Selector, TargetSpec};
 use crate::tiering::observation::TargetKind;
-use crate::tiering::settings::{
-    HmKeeperSettings, LookRule, Placement, PolicySettings, ProfilingSettings, SplitRule, WindowRule,
-};
+use crate::tiering::settings::{LookRule, Placement, ProfilingSettings, SplitRule, WindowRule};
 use crate::tiering::tier::Tier;
 use crate::units::{Bandwidth, Bytes, Nanos, NodeId, PAGE_BYTES, Pid};
 
@@ -207,76 +203,6 @@ fn sampler(check: &mut Checker, entry: Option<&Entry>) -> Option<SamplerKind> {
     .map(|kind| (kind.as_str(), Some(kind)));
     let choices = [("auto", None), idle, damon, paddr, referenced];
     check.one_of(entry, key, &choices).flatten()
-}
-
-fn policy(check: &mut Checker, raw: &RawPolicy) -> PolicySettings {
-    let names = PolicySettings::NAMES.map(|name| (name, name));
-    let name = check.one_of(raw.name.as_ref(), "policy.name", &names);
-    let settings = hm_keeper(check, &raw.hm_keeper);
-    name.and_then(|name| PolicySettings::named(name, settings))
-        .unwrap_or(PolicySettings::HmKeeper(settings))
-}
-
-fn hm_keeper(check: &mut Checker, raw: &RawHmKeeper) -> HmKeeperSettings {
-    let default = HmKeeperSettings::default();
-    let buckets = check.integer(
-        raw.buckets.as_ref(),
-        "policy.hm-keeper.buckets",
-        2,
-        1024,
-        "HM-Keeper uses 16",
-    );
-    let rest = check.integer(
-        raw.rest_epochs.as_ref(),
-        "policy.hm-keeper.rest_epochs",
-        0,
-        1000,
-        "a few epochs do",
-    );
-    let prior = check.integer(
-        raw.prior_samples.as_ref(),
-        "policy.hm-keeper.prior_samples",
-        0,
-        255,
-        "one or two do",
-    );
-    HmKeeperSettings {
-        ema: check
-            .ratio(raw.ema.as_ref(), "policy.hm-keeper.ema", true, 1.0)
-            .unwrap_or(default.ema),
-        promotion_bytes: check
-            .bytes(
-                raw.promotion_bytes.as_ref(),
-                "policy.hm-keeper.promotion_bytes",
-                Bytes(PAGE_BYTES),
-            )
-            .unwrap_or(default.promotion_bytes),
-        buckets: buckets
-            .and_then(|n| usize::try_from(n).ok())
-            .unwrap_or(default.buckets),
-        promotion_threshold: check
-            .ratio(
-                raw.promotion_threshold.as_ref(),
-                "policy.hm-keeper.promotion_threshold",
-                false,
-                1.0,
-            )
-            .unwrap_or(default.promotion_threshold),
-        prior_samples: prior
-            .and_then(|n| u8::try_from(n).ok())
-            .unwrap_or(default.prior_samples),
-        eviction_margin: check
-            .ratio(
-                raw.eviction_margin.as_ref(),
-                "policy.hm-keeper.eviction_margin",
-                false,
-                1.0,
-            )
-            .unwrap_or(default.eviction_margin),
-        rest_epochs: rest
-            .and_then(|n| u64::try_from(n).ok())
-            .unwrap_or(default.rest_epochs),
-    }
 }
 
 fn migration(

@@ -23,6 +23,7 @@ use crate::units::{Bandwidth, Nanos};
 mod check;
 mod checker;
 mod fault;
+mod policy;
 pub mod raw;
 pub mod value;
 

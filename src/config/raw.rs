@@ -80,8 +80,27 @@ pub struct RawProfiling {
 )]
 pub struct RawPolicy {
     pub name: Option<Entry>,
+    pub adaptive: RawAdaptive,
     #[serde(rename = "hm-keeper")]
     pub hm_keeper: RawHmKeeper,
+}
+
+/// `[policy.adaptive]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(
+    missing_docs,
+    reason = "the keys are documented in config/hmkeeper.toml"
+)]
+pub struct RawAdaptive {
+    pub ema: Option<Entry>,
+    pub memory_bound: Option<Entry>,
+    pub payback: Option<Entry>,
+    pub certainty: Option<Entry>,
+    pub horizon: Option<Entry>,
+    pub rest_epochs: Option<Entry>,
+    pub first_bytes: Option<Entry>,
+    pub moving_limit: Option<Entry>,
 }
 
 /// `[policy.hm-keeper]`
@@ -190,10 +209,10 @@ fn schema() -> Vec<(&'static str, Shape)> {
         ("profiling", Shape::Table(fields::<RawProfiling>(vec![]))),
         (
             "policy",
-            Shape::Table(fields::<RawPolicy>(vec![(
-                "hm-keeper",
-                Shape::Table(fields::<RawHmKeeper>(vec![])),
-            )])),
+            Shape::Table(fields::<RawPolicy>(vec![
+                ("adaptive", Shape::Table(fields::<RawAdaptive>(vec![]))),
+                ("hm-keeper", Shape::Table(fields::<RawHmKeeper>(vec![]))),
+            ])),
         ),
         ("migration", Shape::Table(fields::<RawMigration>(vec![]))),
         ("metrics", Shape::Table(fields::<RawMetrics>(vec![]))),

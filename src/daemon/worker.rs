@@ -390,7 +390,7 @@ impl Worker {
         self.heart.allow(longest_migration(&settings).into());
         self.snapshots.send_modify(|shared| {
             let snapshot = Arc::make_mut(shared);
-            snapshot.policy = self.config.policy.name();
+            snapshot.policy = self.config.policy.name.as_str();
             if snapshot.interval != self.config.profiling.interval {
                 // Until the next report, as if nothing were stretched.
                 snapshot.report.interval = self.config.profiling.interval;

@@ -20,7 +20,7 @@ use super::workload::{Start, Workload};
 use crate::epoch::{EpochLoop, LoopSettings};
 use crate::ports::{PortError, TargetSpec};
 use crate::tiering::observation::TargetId;
-use crate::tiering::settings::PolicySettings;
+use crate::tiering::settings::PolicyName;
 use crate::tiering::tier::MemoryKind;
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
@@ -52,10 +52,11 @@ pub enum Policy {
 
 impl Policy {
     /// The names of `--policy`.
-    pub const ALL: [(&'static str, Self); 6] = [
+    pub const ALL: [(&'static str, Self); 7] = [
         ("first-touch", Self::FirstTouch),
         ("memory-mode", Self::MemoryMode),
         ("hm-keeper", Self::Engine("hm-keeper")),
+        ("adaptive", Self::Engine("adaptive")),
         (
             "hm-keeper-hierarchical",
             Self::Engine("hm-keeper-hierarchical"),
@@ -310,8 +311,7 @@ impl Case<'_> {
             Policy::FirstTouch | Policy::OracleStatic | Policy::MemoryMode => Decider::Nobody,
             Policy::Engine(name) => {
                 let mut settings = self.settings.clone();
-                let hm_keeper = *settings.engine.policy.hm_keeper();
-                settings.engine.policy = PolicySettings::named(name, hm_keeper)
+                settings.engine.policy.name = PolicyName::named(name)
                     .ok_or_else(|| FileError::at("policy", format!("{name} is not known")))?;
                 let (ports, tiers) = (super::ports(machine), hardware.tiers()?);
                 let mut engine = EpochLoop::new(ports, tiers, settings, self.seed);
@@ -329,7 +329,7 @@ impl Case<'_> {
                 });
                 Decider::Oracle(Oracle {
                     order: order.collect(),
-                    promoted: engine.policy.hm_keeper().promotion_bytes,
+                    promoted: engine.policy.hm_keeper.promotion_bytes,
                     moved: engine.move_bytes,
                     moving: Nanos::from_secs_f64(
                         interval.as_secs_f64() * self.settings.migration_share,

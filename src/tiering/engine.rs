@@ -16,18 +16,19 @@
 use std::collections::BTreeMap;
 
 use super::governor::{Again, Allotment, Governor, IDLE_LOAD, Terms};
-use super::observation::{NodeUsage, Observation, Sample, Tally, TargetId, TargetMap};
-use super::plan::{Move, Plan, Sweep};
-use super::policy::{self, Budget, Policy, TargetView, View};
+use super::observation::{Observation, Sample, Tally, TargetId, TargetMap};
+use super::plan::{Plan, Sweep};
+use super::policy::{self, Policy};
 use super::region::{Adapted, RegionMap, Thresholds};
-use super::report::{EpochReport, PauseReason};
+use super::report::PauseReason;
 use super::rng::Rng;
 use super::sampling;
 use super::settings::{EngineSettings, LookRule, Placement, SplitRule, WindowRule};
 use super::tier::{TierTable, TierView};
-use super::windows::{self, Rates};
-use crate::units::{Bytes, Nanos, NodeId, Pid};
+use super::windows::{self, Rates, Span};
+use crate::units::{Bytes, Nanos, Pid};
 
+mod deciding;
 mod outcome;
 mod reporting;
 mod tracked;
@@ -91,6 +92,8 @@ pub struct Engine {
     epoch: u64,
     at: Option<Nanos>,
     governor: Governor,
+    /// How the windows of the epoch under way differ, and what their counts stand for.
+    span: Span,
     rates: Rates,
     /// Pages of all targets that could be looked at in the last epoch.
     afforded: u64,
@@ -102,9 +105,11 @@ pub struct Engine {
 impl Engine {
     /// Knows nothing yet.
     pub fn new(settings: EngineSettings, tiers: TierTable, seed: u64) -> Self {
+        let span = Span::new(settings.profiling.window_rule());
         Self {
             policy: policy::build(&settings.policy),
-            rates: rates(&settings),
+            rates: Rates::new(span.get(), settings.profiling.scans),
+            span,
             settings,
             tiers,
             rng: Rng::new(seed),
@@ -122,9 +127,17 @@ impl Engine {
         if settings.policy != self.settings.policy {
             self.policy = policy::build(&settings.policy);
         }
-        self.rates = rates(&settings);
+        if settings.profiling.window_rule() != self.settings.profiling.window_rule() {
+            self.span = Span::new(settings.profiling.window_rule());
+        }
+        self.rates = Rates::new(self.span.get(), settings.profiling.scans);
         self.settings = settings;
         self.tiers = tiers;
+    }
+
+    /// How many times as long as the last window of the next epoch the first one is.
+    pub fn span(&self) -> f64 {
+        self.span.get()
     }
 
     /// The tiers that it plans for.
@@ -180,7 +193,7 @@ impl Engine {
             .zip(&views)
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
-        let moves = self.decide(seen, &views, &paused);
+        let moves = self.decide(seen, &told, &views, &paused);
         let (samples, expected, sweeps) = self.look_next(seen, allotted.sweep_pages);
         let looks = if self.settings.profiling.overhead_control {
             allotted.samples
@@ -190,22 +203,22 @@ impl Engine {
             allotted.samples.max((samples.len() as u64).div_ceil(scans))
         };
         let forget = self.forget_next(seen, &told, allotted.interval);
-        let report = self.report(
-            seen,
-            &Ratios {
-                told,
-                interval: allotted.interval,
-                views,
-                paused,
-                moves: &moves,
-            },
-        );
+        let ratios = Ratios {
+            told,
+            interval: allotted.interval,
+            views,
+            paused,
+            moves: &moves,
+        };
+        let report = reporting::report(self, seen, &ratios);
+        self.widen(seen, &ratios.views, allotted.interval);
         Plan {
             moves,
             samples,
             expected,
             looks,
             rule: self.settings.profiling.looks,
+            span: self.span.get(),
             sweeps,
             forget,
             interval: allotted.interval,
@@ -401,94 +414,6 @@ impl Engine {
         }
     }
 
-    /// Why one target is left alone.
-    fn paused(&self, target: TargetId, view: &TierView) -> Option<PauseReason> {
-        if view.is_flat() {
-            Some(PauseReason::OneTier)
-        } else if self.targets[&target].silent >= BLIND_EPOCHS {
-            Some(PauseReason::SamplerBlind)
-        } else {
-            None
-        }
-    }
-
-    fn decide(
-        &mut self,
-        seen: &Observation,
-        views: &[TierView],
-        paused: &[Option<PauseReason>],
-    ) -> Vec<Move> {
-        let targets: Vec<TargetView<'_>> = seen
-            .targets
-            .iter()
-            .zip(views)
-            .zip(paused)
-            .filter(|(_, paused)| paused.is_none())
-            .map(|((target, tiers), _)| TargetView {
-                id: target.id,
-                pid: target.pid,
-                tiers,
-                regions: self.targets[&target.id].map.regions(),
-            })
-            .collect();
-        if targets.is_empty() {
-            return Vec::new();
-        }
-        let view = View {
-            epoch: self.epoch,
-            scans: self.settings.profiling.scans,
-            targets,
-            room: self.room(&seen.nodes),
-        };
-        let budget = Budget {
-            bytes: self.settings.move_bytes,
-        };
-        self.policy.decide(&view, budget)
-    }
-
-    /// Bytes that can be filled on each node before the kernel's watermarks,
-    /// our headroom or the tier's configured capacity are touched.
-    fn room(&self, nodes: &[NodeUsage]) -> Vec<(NodeId, Bytes)> {
-        let mut room = Vec::new();
-        for (id, tier) in self.tiers.ids().zip(self.tiers.tiers()) {
-            let mut left = tier
-                .capacity
-                .map(|capacity| capacity.saturating_sub(self.resident_on(id)));
-            for usage in nodes.iter().filter(|u| tier.nodes.contains(&u.node)) {
-                let mut bytes = usage
-                    .free
-                    .saturating_sub(usage.reserve)
-                    .saturating_sub(self.headroom(usage.total));
-                if let Some(left) = &mut left {
-                    bytes = bytes.min(*left);
-                    *left = left.saturating_sub(bytes);
-                }
-                room.push((usage.node, bytes));
-            }
-        }
-        room
-    }
-
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    fn headroom(&self, total: Bytes) -> Bytes {
-        // A share of 0 to 1 of the total: no loss that matters.
-        Bytes((total.as_f64() * self.settings.headroom) as u64)
-    }
-
-    /// What all targets have on a tier.
-    fn resident_on(&self, tier: crate::units::TierId) -> Bytes {
-        let nodes = &self.tiers.tiers()[tier.index()].nodes;
-        let pages = self
-            .targets
-            .values()
-            .flat_map(|t| t.map.regions())
-            .flat_map(|r| r.pages().iter())
-            .filter(|(node, _)| nodes.contains(node))
-            .map(|(_, count)| count)
-            .sum();
-        Bytes::from_pages(pages)
-    }
-
     /// What to watch, what is expected of it, and what to count until the next step.
     fn look_next(
         &mut self,
@@ -543,16 +468,6 @@ impl Engine {
         }
         forget
     }
-
-    /// The report, without what only the loop knows.
-    fn report(&self, seen: &Observation, ratios: &Ratios<'_>) -> EpochReport {
-        reporting::report(self, seen, ratios)
-    }
-}
-
-/// What counts of scans stand for.
-fn rates(settings: &EngineSettings) -> Rates {
-    Rates::new(settings.profiling.window_rule(), settings.profiling.scans)
 }
 
 /// CPUs that all of them use, or count as using.

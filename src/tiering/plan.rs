@@ -226,6 +226,8 @@ pub struct Plan {
     pub looks: u64,
     /// As it was when the samples were drawn.
     pub rule: LookRule,
+    /// How many times as long as the last scan's window the first one's is.
+    pub span: f64,
     /// Ranges to count in the next epoch.
     pub sweeps: Vec<Sweep>,
     /// Targets that forget what they wrote when the next epoch begins.

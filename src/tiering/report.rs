@@ -21,15 +21,18 @@ pub enum PauseReason {
     SamplerBlind,
     /// There is only one tier of memory.
     OneTier,
+    /// What is hot does not stay so for long enough to pay for moving it.
+    NoGain,
 }
 
 impl PauseReason {
     /// Every reason, for registering metrics.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Operator,
         Self::DryRun,
         Self::SamplerBlind,
         Self::OneTier,
+        Self::NoGain,
     ];
 
     /// The label in metrics and logs.
@@ -39,6 +42,7 @@ impl PauseReason {
             Self::DryRun => "dry-run",
             Self::SamplerBlind => "sampler-blind",
             Self::OneTier => "one-tier",
+            Self::NoGain => "no-gain",
         }
     }
 }

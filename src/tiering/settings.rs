@@ -185,49 +185,87 @@ impl Default for HmKeeperSettings {
     }
 }
 
-/// Which policy decides, with its settings.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum PolicySettings {
+/// Policy `adaptive` ([`adaptive`](super::policy::adaptive)).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdaptiveSettings {
+    /// Weight of the newest count in the moving average.
+    pub ema: f64,
+    /// Share of a target's CPU time that it is held to wait for memory.
+    pub memory_bound: f64,
+    /// What is moved has to gain so many times what moving it costs, in the time that it
+    /// is expected to stay hot.
+    pub payback: f64,
+    /// Standard errors by which a region has to be hotter than what gives way to it.
+    pub certainty: f64,
+    /// The longest time, in epochs, in which a move may pay for itself.
+    pub horizon: u64,
+    /// Epochs for which a region that was moved is not moved the other way; twice as many
+    /// each time that it is moved back.
+    pub rest_epochs: u64,
+    /// Bytes per epoch that are moved to begin with.
+    pub first_bytes: Bytes,
+    /// Share of the targets' CPU time that moving may cost.
+    pub moving_limit: f64,
+}
+
+impl Default for AdaptiveSettings {
+    fn default() -> Self {
+        Self {
+            ema: 0.5,
+            memory_bound: 0.3,
+            payback: 2.0,
+            certainty: 1.0,
+            horizon: 64,
+            rest_epochs: 3,
+            first_bytes: Bytes(200_000_000),
+            moving_limit: 0.1,
+        }
+    }
+}
+
+/// Which policy decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PolicyName {
+    /// Ours: moves what pays for its move, as much as pays.
+    Adaptive,
     /// HM-Keeper's own: promotes straight to the best tier.
-    HmKeeper(HmKeeperSettings),
+    #[default]
+    HmKeeper,
     /// The same, but it promotes tier by tier, as those do that HM-Keeper is held against
     /// (§1.3): for comparison.
-    HmKeeperHierarchical(HmKeeperSettings),
+    HmKeeperHierarchical,
 }
 
-impl PolicySettings {
-    /// The names that `policy.name` may have.
-    pub const NAMES: [&'static str; 2] = ["hm-keeper", "hm-keeper-hierarchical"];
-
-    /// The policy of that name.
-    pub fn named(name: &str, hm_keeper: HmKeeperSettings) -> Option<Self> {
-        match name {
-            "hm-keeper" => Some(Self::HmKeeper(hm_keeper)),
-            "hm-keeper-hierarchical" => Some(Self::HmKeeperHierarchical(hm_keeper)),
-            _ => None,
-        }
-    }
-
-    /// What is set for HM-Keeper and its relatives.
-    pub fn hm_keeper(&self) -> &HmKeeperSettings {
-        match self {
-            Self::HmKeeper(settings) | Self::HmKeeperHierarchical(settings) => settings,
-        }
-    }
+impl PolicyName {
+    /// The names in the configuration.
+    pub const CHOICES: [(&'static str, Self); 3] = [
+        ("adaptive", Self::Adaptive),
+        ("hm-keeper", Self::HmKeeper),
+        ("hm-keeper-hierarchical", Self::HmKeeperHierarchical),
+    ];
 
     /// The name in the configuration.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::HmKeeper(_) => "hm-keeper",
-            Self::HmKeeperHierarchical(_) => "hm-keeper-hierarchical",
-        }
+    pub fn as_str(self) -> &'static str {
+        let mut choices = Self::CHOICES.iter();
+        choices.find(|c| c.1 == self).map_or("", |c| c.0)
+    }
+
+    /// The policy of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        let mut choices = Self::CHOICES.iter();
+        choices.find(|c| c.0 == name).map(|c| c.1)
     }
 }
 
-impl Default for PolicySettings {
-    fn default() -> Self {
-        Self::HmKeeper(HmKeeperSettings::default())
-    }
+/// Which policy decides, and what is set of each.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PolicySettings {
+    /// Which.
+    pub name: PolicyName,
+    /// Of `adaptive`.
+    pub adaptive: AdaptiveSettings,
+    /// Of `hm-keeper` and its relatives.
+    pub hm_keeper: HmKeeperSettings,
 }
 
 /// Everything that the engine can be told.

@@ -9,24 +9,38 @@
 //! and stray accesses, one in twenty seconds, show in every sixth look.
 //!
 //! **Approach.** The windows fill the epoch, but each is shorter than the one before,
-//! the last one a [`SPAN`]th of the first. A page that is touched all the time is
+//! the first one *span* times as long as the last. A page that is touched all the time is
 //! seen in all of them, one that is touched now and then in the long ones only: the
 //! count grows with the logarithm of the rate. Looks cost the same. [`Rates`] turns a
 //! count back into the rate of a Poisson process that has it on average.
 //!
+//! Where more is seen in all windows than the fastest memory holds, it cannot be told what
+//! of it belongs there: the span widens ([`Span`]) until the shortest window is
+//! [`SHORTEST`], and narrows again when less is seen in all. What was counted under one
+//! span is restated under the other.
+//!
 //! **Limits.** Looks of different windows cannot be compared one by one: where each
 //! scan looks at pages of its own ([`looks`](super::looks)), windows are equal. A mean
-//! count over pages of different rates stands for less than their mean rate.
+//! count over pages of different rates stands for less than their mean rate. A short
+//! window misses what the CPU's TLB still holds, so that the hottest of small sets may seem
+//! a little less hot than it is; the long ones see it.
 //!
 //! **Properties** (proptest below): the windows fill the epoch and never grow; the
-//! rate grows with the count.
+//! rate grows with the count; a count restated and restated again is what it was, as far as
+//! both spans can tell.
 
 use super::settings::WindowRule;
-use crate::units::Nanos;
+use crate::units::{Bytes, Nanos};
 
-/// How many times shorter the last window is than the first. On the model, of 1, 4, 16
-/// and 64, the one with which hot is told from warm best.
+/// How many times as long as the last window the first one is, where all can be told. On
+/// the model, of 1, 4, 16 and 64, the one with which hot is told from warm best.
 pub const SPAN: f64 = 16.0;
+/// By how much the span widens and narrows at once.
+const STEP: f64 = 4.0;
+/// Shares of the fastest memory: it widens when more than this is seen in all windows, and
+/// narrows when in narrower ones it would be less than that.
+const WIDEN: f64 = 0.75;
+const NARROW: f64 = 0.5;
 /// The shortest window, whatever moving took: what is shorter says little, and would
 /// bunch the scans.
 pub const SHORTEST: Nanos = Nanos::from_millis(20);
@@ -39,20 +53,83 @@ pub const FULL_COUNTS_MORE: f64 = 1.0;
 const STEPS: usize = 256;
 /// A count this near to all scans may be any rate above.
 const FULL: f64 = 0.05;
+/// A region whose mean count is this near to all scans is seen in all of them.
+const FULL_FROM: f64 = 0.25;
 
 /// The share of the epoch that scan number `scan` of `scans` waits.
-pub fn share(rule: WindowRule, scans: u8, scan: u8) -> f64 {
+pub fn share(span: f64, scans: u8, scan: u8) -> f64 {
     let last = f64::from(scans.max(2) - 1);
-    let weight = |scan: u8| match rule {
-        WindowRule::Equal => 1.0,
-        WindowRule::Tapered => SPAN.powf(-f64::from(scan) / last),
-    };
+    let weight = |scan: u8| span.powf(-f64::from(scan) / last);
     weight(scan) / (0..scans.max(1)).map(weight).sum::<f64>()
 }
 
 /// How long scan number `scan` of `scans` waits in an epoch of such a length.
-pub fn length(rule: WindowRule, epoch: Nanos, scans: u8, scan: u8) -> Nanos {
-    Nanos::from_secs_f64(epoch.as_secs_f64() * share(rule, scans, scan)).max(SHORTEST)
+pub fn length(span: f64, epoch: Nanos, scans: u8, scan: u8) -> Nanos {
+    Nanos::from_secs_f64(epoch.as_secs_f64() * share(span, scans, scan)).max(SHORTEST)
+}
+
+/// The span that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    now: f64,
+    least: f64,
+}
+
+impl Span {
+    /// What the rule begins with.
+    pub fn new(rule: WindowRule) -> Self {
+        let least = match rule {
+            WindowRule::Equal => 1.0,
+            WindowRule::Tapered => SPAN,
+        };
+        Self { now: least, least }
+    }
+
+    /// How many times as long as the last window the first one is.
+    pub fn get(self) -> f64 {
+        self.now
+    }
+
+    /// The same one step wider and one step narrower, if there is such a one in epochs of
+    /// `interval` with so many scans.
+    fn beside(self, interval: Nanos, scans: u8) -> (Option<f64>, Option<f64>) {
+        if self.least <= 1.0 || scans < 2 {
+            return (None, None);
+        }
+        let (wider, narrower) = (self.now * STEP, self.now / STEP);
+        let shortest = interval.as_secs_f64() * share(wider, scans, scans - 1);
+        (
+            Some(wider).filter(|_| shortest >= SHORTEST.as_secs_f64()),
+            Some(narrower).filter(|&span| span >= self.least),
+        )
+    }
+
+    /// Follows what is seen: `above(rate)` are bytes that are accessed more often than
+    /// that per epoch, `fastest` those that the fastest memory holds. Returns whether it
+    /// changed.
+    pub fn follow(
+        &mut self,
+        interval: Nanos,
+        scans: u8,
+        fastest: Bytes,
+        above: impl Fn(f64) -> Bytes,
+    ) -> bool {
+        let full = |span| Rates::new(span, scans).of(f64::from(scans) - FULL_FROM);
+        let (wider, narrower) = self.beside(interval, scans);
+        let most = fastest.as_f64();
+        if above(full(self.now)).as_f64() > WIDEN * most {
+            if let Some(wider) = wider.filter(|_| most > 0.0) {
+                self.now = wider;
+                return true;
+            }
+        } else if let Some(narrower) = narrower
+            && above(full(narrower)).as_f64() < NARROW * most
+        {
+            self.now = narrower;
+            return true;
+        }
+        false
+    }
 }
 
 /// Whether what a scan saw is to be believed.
@@ -84,19 +161,18 @@ impl Lateness {
 #[derive(Clone, Debug)]
 pub struct Rates {
     scans: f64,
+    /// Of the epoch that each scan waits.
+    shares: Vec<f64>,
     /// At equal steps of the count, from none to all.
     rates: Vec<f64>,
 }
 
 impl Rates {
     /// Of so many scans.
-    pub fn new(rule: WindowRule, scans: u8) -> Self {
+    pub fn new(span: f64, scans: u8) -> Self {
         let scans = scans.max(1);
-        let shares: Vec<f64> = (0..scans).map(|scan| share(rule, scans, scan)).collect();
-        let expected = |rate: f64| -> f64 {
-            let seen = |share: &f64| 1.0 - (-rate * share).exp();
-            shares.iter().map(seen).sum()
-        };
+        let shares: Vec<f64> = (0..scans).map(|scan| share(span, scans, scan)).collect();
+        let expected = |rate: f64| expected(&shares, rate);
         let all = f64::from(scans);
         let rates = (0..=STEPS)
             .map(|step| {
@@ -120,7 +196,16 @@ impl Rates {
                 high
             })
             .collect();
-        Self { scans: all, rates }
+        Self {
+            scans: all,
+            shares,
+            rates,
+        }
+    }
+
+    /// The count that a page has on average that is accessed so often per epoch.
+    pub fn count(&self, rate: f64) -> f64 {
+        expected(&self.shares, rate)
     }
 
     /// Accesses per epoch of a page that is seen in `count` scans on average.
@@ -134,26 +219,28 @@ impl Rates {
     }
 }
 
+fn expected(shares: &[f64], rate: f64) -> f64 {
+    let seen = |share: &f64| 1.0 - (-rate * share).exp();
+    shares.iter().map(seen).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    const RULES: [WindowRule; 2] = [WindowRule::Equal, WindowRule::Tapered];
+    const SPANS: [f64; 4] = [1.0, SPAN, 64.0, 256.0];
 
     #[test]
     fn a_rate_is_found_again_in_the_count_that_it_brings() {
-        for rule in RULES {
-            let rates = Rates::new(rule, 3);
+        for span in SPANS {
+            let rates = Rates::new(span, 3);
             for rate in [0.03, 0.3, 1.0, 3.0, 6.0, 10.0] {
-                let seen = |scan| 1.0 - f64::exp(-rate * share(rule, 3, scan));
+                let seen = |scan| 1.0 - f64::exp(-rate * share(span, 3, scan));
                 let count: f64 = (0..3).map(seen).sum();
                 let found = rates.of(count);
-                assert!(
-                    (found / rate - 1.0).abs() < 0.05,
-                    "{rule:?}: {rate} {found}"
-                );
+                assert!((found / rate - 1.0).abs() < 0.05, "{span}: {rate} {found}");
             }
             assert!(rates.of(0.0) <= 0.0);
         }
@@ -161,9 +248,36 @@ mod tests {
 
     #[test]
     fn tapered_windows_tell_high_rates_apart() {
-        let top = |rule| Rates::new(rule, 3).of(3.0);
-        assert!(top(WindowRule::Equal) < 13.0);
-        assert!(top(WindowRule::Tapered) > 50.0);
+        let top = |span| Rates::new(span, 3).of(3.0);
+        assert!(top(1.0) < 13.0);
+        assert!(top(SPAN) > 50.0);
+        assert!(top(16.0 * SPAN) > 500.0);
+    }
+
+    #[test]
+    fn the_span_follows_what_is_seen_in_all_windows() {
+        let mut span = Span::new(WindowRule::Tapered);
+        let (interval, fastest) = (Nanos::from_secs(10), Bytes(100));
+        // Much that is accessed a thousand times per epoch, and as much hundreds of times.
+        let above = |rate: f64| match rate {
+            rate if rate < 200.0 => Bytes(160),
+            rate if rate < 1000.0 => Bytes(60),
+            _ => Bytes(0),
+        };
+        let mut spans = Vec::new();
+        while span.follow(interval, 3, fastest, above) {
+            spans.push(span.get());
+        }
+        assert_eq!(spans, [64.0, 256.0]);
+        // Of epochs that are shorter it cannot be as wide.
+        let mut short = Span::new(WindowRule::Tapered);
+        while short.follow(Nanos::from_secs(2), 3, fastest, |_| Bytes(160)) {}
+        assert_eq!(short.get(), 64.0);
+        let none = |_| Bytes(1);
+        while span.follow(interval, 3, fastest, none) {}
+        assert_eq!(span.get(), SPAN);
+        let mut equal = Span::new(WindowRule::Equal);
+        assert!(!equal.follow(interval, 3, fastest, |_| Bytes(160)));
     }
 
     #[test]
@@ -189,9 +303,9 @@ mod tests {
         #[test]
         fn windows_fill_the_epoch_and_never_grow(millis in 1_000_u64..1_000_000, scans in 1_u8..20) {
             let epoch = Nanos::from_millis(millis);
-            for rule in RULES {
+            for span in SPANS {
                 let windows: Vec<Nanos> =
-                    (0..scans).map(|scan| length(rule, epoch, scans, scan)).collect();
+                    (0..scans).map(|scan| length(span, epoch, scans, scan)).collect();
                 let all: Nanos = windows.iter().copied().sum();
                 let over = SHORTEST.0 * u64::from(scans);
                 prop_assert!(all.0.abs_diff(epoch.0) <= over, "{all:?} of {epoch:?}");
@@ -202,11 +316,22 @@ mod tests {
         #[test]
         fn the_rate_grows_with_the_count(scans in 1_u8..20, low in 0.0_f64..1.0, high in 0.0_f64..1.0) {
             let (low, high) = (low.min(high), low.max(high));
-            for rule in RULES {
-                let rates = Rates::new(rule, scans);
+            for span in SPANS {
+                let rates = Rates::new(span, scans);
                 let of = |share| rates.of(share * f64::from(scans));
                 prop_assert!(of(low) <= of(high));
                 prop_assert!(of(high).is_finite() && of(low) >= 0.0);
+            }
+        }
+
+        #[test]
+        fn a_count_survives_being_restated(count in 0.0_f64..2.8) {
+            for span in SPANS {
+                let (here, wider) = (Rates::new(span, 3), Rates::new(4.0 * span, 3));
+                let there = wider.count(here.of(count));
+                prop_assert!((0.0..=3.0).contains(&there));
+                let back = here.count(wider.of(there));
+                prop_assert!((back - count).abs() < 0.06, "{count}: {there}, {back}");
             }
         }
     }

@@ -82,6 +82,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         })
         .collect();
     let mut paused: Vec<PauseReason> = ratios.paused.iter().flatten().copied().collect();
+    paused.extend(engine.policy.holds_back());
     paused.sort_unstable();
     paused.dedup();
     EpochReport {

@@ -1,10 +1,10 @@
 use super::*;
 use crate::tiering::observation::{
-    AccessSet, EpochCost, Forgotten, RangeResidency, Seen, TargetKind,
+    AccessSet, EpochCost, Forgotten, NodeUsage, RangeResidency, Seen, TargetKind,
 };
-use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts};
+use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, Tier};
-use crate::units::{PageRange, Pid, VirtAddr};
+use crate::units::{NodeId, PageRange, Pid, VirtAddr};
 
 const MIB: u64 = 1 << 20;
 const ID: TargetId = TargetId(4);

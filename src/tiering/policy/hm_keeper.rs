@@ -29,6 +29,7 @@
 //! the promotion that it makes room for, and goes only as far down as there is
 //! room; with hotness still, moves come to rest.
 
+use super::place::{Place, numbered};
 use super::{Budget, Ledger, Policy, TargetView, View};
 use crate::tiering::hotness::Histogram;
 use crate::tiering::plan::{Direction, Move, Reason};
@@ -62,31 +63,6 @@ impl HmKeeper {
             ..self
         }
     }
-}
-
-/// A region by its place in the view.
-///
-/// Small, since there may be a million of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    target: u32,
-    region: u32,
-}
-
-impl Place {
-    fn target_in<'a, 'v>(self, view: &'a View<'v>) -> &'a TargetView<'v> {
-        &view.targets[self.target as usize]
-    }
-
-    fn region_in<'v>(self, view: &View<'v>) -> &'v Region {
-        &self.target_in(view).regions[self.region as usize]
-    }
-}
-
-/// Numbered as far as a [`Place`] can tell; of what would be beyond, some 8 PiB in
-/// regions of 2 MiB, nothing is moved.
-fn numbered<T>(items: &[T]) -> impl Iterator<Item = (u32, &T)> {
-    (0..u32::MAX).zip(items)
 }
 
 /// Bytes of a region that should be on a node.

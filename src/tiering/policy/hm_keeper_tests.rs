@@ -1,51 +1,8 @@
-use super::super::TargetView;
+use super::super::testing::{self, MIB, Scene, brief, regions};
 use super::*;
 use crate::tiering::observation::{Sample, Tally, TargetId};
 use crate::tiering::region::{RegionMap, Thresholds};
-use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable, TierView};
-use crate::units::{Nanos, PageRange, Pid, VirtAddr};
-
-const MIB: u64 = 1 << 20;
-
-/// Four nodes at 90, 145, 275 and 340 ns from the only initiator.
-fn tiers() -> TierView {
-    let nodes: Vec<Node> = (0..4)
-        .map(|id| Node {
-            id: NodeId(id),
-            kind: MemoryKind::Dram,
-            size: Bytes::from_mib(1024),
-            cpus: if id == 0 { vec![0] } else { vec![] },
-            kernel_tier: None,
-        })
-        .collect();
-    let paths = (0..)
-        .zip([90, 145, 275, 340])
-        .map(|(to, ns)| Path {
-            from: NodeId(0),
-            to: NodeId(to),
-            distance: 10,
-            latency: Figure {
-                value: Nanos(ns),
-                source: Source::Sysfs,
-            },
-            bandwidth: None,
-        })
-        .collect();
-    let table = TierTable::new(TierTable::default_tiers(&nodes), nodes, paths).unwrap();
-    table.view(&[], None)
-}
-
-/// Regions of 2 MiB, one after the other: (hotness, node).
-fn regions(list: &[(f32, u32)]) -> Vec<Region> {
-    (0..)
-        .zip(list)
-        .map(|(i, &(hotness, node))| {
-            let start = i * 2 * MIB;
-            let range = PageRange::new(VirtAddr(start), VirtAddr(start + 2 * MIB)).unwrap();
-            Region::for_test(range, hotness, &[(NodeId(node), 512)])
-        })
-        .collect()
-}
+use crate::units::{PageRange, Pid, VirtAddr};
 
 /// Decides on one target; room per node in MiB.
 fn decide(settings: HmKeeperSettings, regions: &[Region], room: [u64; 4]) -> Vec<Move> {
@@ -67,33 +24,7 @@ fn decide_within(
 }
 
 fn decide_by(mut policy: HmKeeper, regions: &[Region], room: [u64; 4], bytes: Bytes) -> Vec<Move> {
-    let tiers = tiers();
-    let view = View {
-        epoch: 10,
-        scans: 3,
-        targets: vec![TargetView {
-            id: TargetId(1),
-            pid: Pid(1),
-            tiers: &tiers,
-            regions,
-        }],
-        room: (0..)
-            .zip(room)
-            .map(|(n, mib)| (NodeId(n), Bytes::from_mib(mib)))
-            .collect(),
-    };
-    policy.decide(&view, Budget { bytes })
-}
-
-/// (first MiB of the range, from, to, MiB).
-fn brief(moves: &[Move]) -> Vec<(u64, u32, u32, u64)> {
-    moves
-        .iter()
-        .map(|m| {
-            let start = m.range.start().0 / MIB;
-            (start, m.from.0, m.to.0, m.limit.0 / MIB)
-        })
-        .collect()
+    testing::decide(&mut policy, Scene::of(regions, room), Budget { bytes })
 }
 
 #[test]
@@ -329,32 +260,7 @@ mod properties {
         ) {
             // Without rest, or stability would be a matter of waiting.
             let settings = HmKeeperSettings { rest_epochs: 0, ..HmKeeperSettings::default() };
-            let mut regions = regions(&list);
-            let mut room = room.map(|mib| mib / 2 * 2);
-            let total: u64 = room.iter().sum();
-            for turn in 0..6 {
-                let moves = decide(settings, &regions, room);
-                if turn == 5 {
-                    prop_assert!(moves.is_empty(), "again: {:?}", brief(&moves));
-                }
-                let mut after = room.map(|mib| i64::try_from(mib * MIB).unwrap());
-                for m in &moves {
-                    let bytes = i64::try_from(m.limit.0).unwrap();
-                    after[m.to.0 as usize] -= bytes;
-                    prop_assert!(after[m.to.0 as usize] >= 0, "overfilled: {after:?}");
-                    after[m.from.0 as usize] += bytes;
-                    let at = regions.iter().position(|r| r.range() == m.range).unwrap();
-                    prop_assert!(regions[at].pages().on(m.from) * 4096 >= m.limit.0);
-                    let mut map = RegionMap::default();
-                    map.sync(&[m.range], Bytes(2 * MIB));
-                    let mut pages = regions[at].pages().clone();
-                    pages.shift(m.from, m.to, m.limit.pages());
-                    let counts: Vec<_> = pages.iter().collect();
-                    regions[at] = Region::for_test(m.range, regions[at].hotness(), &counts);
-                }
-                room = after.map(|b| u64::try_from(b).unwrap() / MIB);
-                prop_assert_eq!(room.iter().sum::<u64>(), total);
-            }
+            testing::comes_to_rest(|regions, room| decide(settings, regions, room), &list, room)?;
         }
     }
 }

@@ -1,17 +1,25 @@
 //! Policies: which pages to move where. Pure; a [`View`] goes in, moves come out.
 
+pub mod adaptive;
 pub mod hm_keeper;
+mod lasting;
 mod ledger;
+mod place;
+#[cfg(test)]
+mod testing;
 
+pub use adaptive::Adaptive;
 pub use hm_keeper::HmKeeper;
 pub use ledger::Ledger;
 
 use super::observation::TargetId;
 use super::plan::Move;
 use super::region::Region;
-use super::settings::PolicySettings;
+use super::report::PauseReason;
+use super::settings::{PolicyName, PolicySettings};
 use super::tier::TierView;
-use crate::units::{Bytes, NodeId, Pid};
+use super::windows::Rates;
+use crate::units::{Bytes, Nanos, NodeId, Pid, VirtAddr};
 
 /// One target as a policy sees it.
 #[derive(Clone, Debug)]
@@ -24,6 +32,28 @@ pub struct TargetView<'a> {
     pub tiers: &'a TierView,
     /// Its regions, sorted by address.
     pub regions: &'a [Region],
+    /// CPUs that it used in the epoch.
+    pub load: f64,
+}
+
+impl<'a> TargetView<'a> {
+    /// The region that holds an address.
+    pub fn region_at(&self, addr: VirtAddr) -> Option<&'a Region> {
+        let at = self.regions.partition_point(|r| r.range().end() <= addr);
+        let region = self.regions.get(at)?;
+        region.range().contains(addr).then_some(region)
+    }
+}
+
+/// What became of the last plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Bytes that it moved.
+    pub moved: Bytes,
+    /// Bytes for which there was no time.
+    pub deferred: Bytes,
+    /// CPU time of the threads that moved them.
+    pub cost: Nanos,
 }
 
 /// Everything that a policy may look at.
@@ -37,6 +67,12 @@ pub struct View<'a> {
     pub targets: Vec<TargetView<'a>>,
     /// Per node, each once: bytes that can be filled before the headroom is touched.
     pub room: Vec<(NodeId, Bytes)>,
+    /// How long an epoch is.
+    pub interval: Nanos,
+    /// What the counts of scans stand for.
+    pub rates: &'a Rates,
+    /// What became of the last plan.
+    pub done: Done,
 }
 
 /// What a plan may cost.
@@ -52,6 +88,10 @@ pub trait Policy: Send {
     fn name(&self) -> &'static str;
     /// Weight of the newest count in a region's hotness.
     fn ema(&self) -> f32;
+    /// Why it moves nothing although memory is hot where it should not be, if so.
+    fn holds_back(&self) -> Option<PauseReason> {
+        None
+    }
     /// The moves to make now: the most urgent first, each demotion before the
     /// promotion that it makes room for.
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move>;
@@ -59,10 +99,10 @@ pub trait Policy: Send {
 
 /// The policy that the settings name.
 pub fn build(settings: &PolicySettings) -> Box<dyn Policy> {
-    match settings {
-        PolicySettings::HmKeeper(settings) => Box::new(HmKeeper::new(*settings)),
-        PolicySettings::HmKeeperHierarchical(settings) => {
-            Box::new(HmKeeper::new(*settings).tier_by_tier())
-        }
+    let hm_keeper = HmKeeper::new(settings.hm_keeper);
+    match settings.name {
+        PolicyName::Adaptive => Box::new(Adaptive::new(settings.adaptive)),
+        PolicyName::HmKeeper => Box::new(hm_keeper),
+        PolicyName::HmKeeperHierarchical => Box::new(hm_keeper.tier_by_tier()),
     }
 }

@@ -80,7 +80,8 @@ impl RegionMap {
             let mine = take_in(&mut rest, region.range);
 
             region.watched |= !mine.is_empty();
-            if mine.iter().any(|(_, tally)| tally.known > 0) {
+            region.fresh = mine.iter().any(|(_, tally)| tally.known > 0);
+            if region.fresh {
                 region.untold = 0;
             } else if !mine.is_empty() {
                 region.untold = region.untold.saturating_add(1);

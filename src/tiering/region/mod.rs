@@ -48,6 +48,9 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 /// Epochs without any verdict after which what was seen of a region is of the past.
 const FORGOTTEN_AFTER: u8 = 4;
 
+/// Epochs after which it no longer counts how often a region was moved back.
+const FLIPS_LAST: u64 = 256;
+
 /// As a share of what was written.
 const NOT_KNOWN: f32 = -1.0;
 
@@ -78,6 +81,8 @@ pub struct Region {
     watched: bool,
     /// Whether any epoch could tell.
     seen: bool,
+    /// Whether the last epoch could tell something of it.
+    fresh: bool,
     /// Epochs in a row in which it was watched and nothing could be told.
     untold: u8,
     known: Known,
@@ -98,6 +103,8 @@ pub struct Region {
     pub(super) aims: [bool; 3],
     /// When and where to it was last moved.
     moved: Option<(u64, Direction)>,
+    /// How often it was moved back lately.
+    flips: u8,
     /// Until this epoch it is left alone: nothing of it could be moved.
     stuck_until: u64,
     /// Whether hotness once changed at its first page.
@@ -116,6 +123,7 @@ impl Region {
             evidence: 0.0,
             watched: false,
             seen: false,
+            fresh: false,
             untold: 0,
             known: Known::NOTHING,
             contrast: 0.0,
@@ -127,6 +135,7 @@ impl Region {
             doubt: None,
             aims: [false; 3],
             moved: None,
+            flips: 0,
             stuck_until: 0,
             start: None,
         }
@@ -140,9 +149,10 @@ impl Region {
             previous: hotness,
             hotness,
             before: hotness,
-            evidence: f32::INFINITY,
+            evidence: 1e9,
             watched: true,
             seen: true,
+            fresh: true,
             pages: Pages::from_counts(pages),
             counted: 1,
             ..Self::new(range)
@@ -187,10 +197,15 @@ impl Region {
     /// Of its hotness, as if that were the mean of its evidence: binomial, with one look
     /// of either result before the first, since of few little is certain. While as many
     /// samples come in each epoch the average is better than that by a half.
-    fn variance(&self, scans: f32) -> f32 {
+    pub(super) fn variance(&self, scans: f32) -> f32 {
         let looks = self.evidence * scans;
         let p = (self.hotness * self.evidence + 1.0) / (looks + 2.0);
         scans * p * (1.0 - p) / self.evidence
+    }
+
+    /// Whether the last epoch could tell something of it.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
     }
 
     /// The same for the last epoch alone.
@@ -259,6 +274,11 @@ impl Region {
     /// The epoch and direction of its last move.
     pub fn moved(&self) -> Option<(u64, Direction)> {
         self.moved
+    }
+
+    /// How often it was moved back lately: the other way than the time before.
+    pub fn flips(&self) -> u8 {
+        self.flips
     }
 
     /// The epoch until which it is left alone because nothing of it could be
@@ -366,6 +386,7 @@ impl Region {
         self.before = mean(self.before, next.before);
         self.evidence += next.evidence;
         self.seen |= next.seen;
+        self.fresh |= next.fresh;
         self.untold = self.untold.min(next.untold);
         self.written = match (self.written(), next.written()) {
             (Some(a), Some(b)) => mean(a, b),
@@ -385,6 +406,7 @@ impl Region {
         // A small part that was moved of late does not make the whole rest.
         if theirs > mine {
             self.moved = next.moved;
+            self.flips = next.flips;
         }
         // What is not stuck should not have to wait for what is.
         self.stuck_until = self.stuck_until.min(next.stuck_until);
@@ -478,6 +500,11 @@ impl RegionMap {
             region.pages.shift(from, to, count);
             left -= count;
             if count > 0 {
+                region.flips = match region.moved {
+                    Some((before, _)) if at.0 > before + FLIPS_LAST => 0,
+                    Some((_, direction)) if direction != at.1 => region.flips.saturating_add(1),
+                    _ => region.flips,
+                };
                 region.moved = Some(at);
                 // A count under way has seen them where they no longer are.
                 if let Some(counting) = &mut region.counting {
@@ -502,6 +529,20 @@ impl RegionMap {
     pub fn record_stuck(&mut self, range: PageRange, epoch: u64) {
         for region in self.within(range) {
             region.stuck_until = epoch;
+        }
+    }
+
+    /// Counts mean something else from now on: each becomes what `restated` says.
+    pub fn restate(&mut self, restated: impl Fn(f32) -> f32) {
+        for region in &mut self.regions {
+            for count in [
+                &mut region.latest,
+                &mut region.previous,
+                &mut region.hotness,
+                &mut region.before,
+            ] {
+                *count = restated(*count);
+            }
         }
     }
 

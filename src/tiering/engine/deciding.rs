@@ -1,0 +1,170 @@
+//! What the policy is shown and asked.
+
+use super::{BLIND_EPOCHS, Engine, Told};
+use crate::tiering::observation::{NodeUsage, Observation, TargetId};
+use crate::tiering::plan::Move;
+use crate::tiering::policy::{Budget, Done, TargetView, View};
+use crate::tiering::region::RegionMap;
+use crate::tiering::report::PauseReason;
+use crate::tiering::tier::TierView;
+use crate::tiering::windows::Rates;
+use crate::units::{Bytes, Nanos, NodeId, TierId};
+
+impl Engine {
+    /// Why one target is left alone.
+    pub(super) fn paused(&self, target: TargetId, view: &TierView) -> Option<PauseReason> {
+        if view.is_flat() {
+            Some(PauseReason::OneTier)
+        } else if self.targets[&target].silent >= BLIND_EPOCHS {
+            Some(PauseReason::SamplerBlind)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn decide(
+        &mut self,
+        seen: &Observation,
+        told: &[Told],
+        views: &[TierView],
+        paused: &[Option<PauseReason>],
+    ) -> Vec<Move> {
+        let targets: Vec<TargetView<'_>> = seen
+            .targets
+            .iter()
+            .zip(views)
+            .zip(told)
+            .zip(paused)
+            .filter(|(_, paused)| paused.is_none())
+            .map(|(((target, tiers), told), _)| TargetView {
+                id: target.id,
+                pid: target.pid,
+                tiers,
+                regions: self.targets[&target.id].map.regions(),
+                load: told.load,
+            })
+            .collect();
+        if targets.is_empty() {
+            return Vec::new();
+        }
+        let view = View {
+            epoch: self.epoch,
+            scans: self.settings.profiling.scans,
+            targets,
+            room: self.room(&seen.nodes),
+            interval: self.settings.profiling.interval,
+            rates: &self.rates,
+            done: done(seen),
+        };
+        let budget = Budget {
+            bytes: self.settings.move_bytes,
+        };
+        self.policy.decide(&view, budget)
+    }
+
+    /// Bytes that can be filled on each node before the kernel's watermarks,
+    /// our headroom or the tier's configured capacity are touched.
+    fn room(&self, nodes: &[NodeUsage]) -> Vec<(NodeId, Bytes)> {
+        let mut room = Vec::new();
+        for (id, tier) in self.tiers.ids().zip(self.tiers.tiers()) {
+            let mut left = tier
+                .capacity
+                .map(|capacity| capacity.saturating_sub(self.resident_on(id)));
+            for usage in nodes.iter().filter(|u| tier.nodes.contains(&u.node)) {
+                let mut bytes = usage
+                    .free
+                    .saturating_sub(usage.reserve)
+                    .saturating_sub(self.headroom(usage.total));
+                if let Some(left) = &mut left {
+                    bytes = bytes.min(*left);
+                    *left = left.saturating_sub(bytes);
+                }
+                room.push((usage.node, bytes));
+            }
+        }
+        room
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn headroom(&self, total: Bytes) -> Bytes {
+        // A share of 0 to 1 of the total: no loss that matters.
+        Bytes((total.as_f64() * self.settings.headroom) as u64)
+    }
+
+    /// What all targets have on a tier.
+    fn resident_on(&self, tier: TierId) -> Bytes {
+        let nodes = &self.tiers.tiers()[tier.index()].nodes;
+        let pages = self
+            .targets
+            .values()
+            .flat_map(|t| t.map.regions())
+            .flat_map(|r| r.pages().iter())
+            .filter(|(node, _)| nodes.contains(node))
+            .map(|(_, count)| count)
+            .sum();
+        Bytes::from_pages(pages)
+    }
+
+    /// Chooses the windows of the next epoch, of this length.
+    pub(super) fn widen(&mut self, seen: &Observation, views: &[TierView], interval: Nanos) {
+        let fastest = self.fastest(seen, views);
+        let (rates, scans) = (&self.rates, self.settings.profiling.scans);
+        let maps = || self.targets.values().map(|tracked| &tracked.map);
+        // By steps of a count, so that the regions are gone through once.
+        let mut above = vec![Bytes::ZERO; STEPS + 1];
+        for region in maps().flat_map(RegionMap::regions) {
+            above[step(f64::from(region.hotness()), scans)] += region.resident();
+        }
+        let above = |rate: f64| -> Bytes {
+            let first = step(rates.count(rate), scans);
+            above[first..].iter().copied().sum()
+        };
+        if !self.span.follow(interval, scans, fastest, above) {
+            return;
+        }
+        let wanted = Rates::new(self.span.get(), scans);
+        for tracked in self.targets.values_mut() {
+            #[allow(clippy::cast_possible_truncation)]
+            let restated = |count: f32| wanted.count(rates.of(f64::from(count))) as f32;
+            tracked.map.restate(restated);
+        }
+        self.rates = wanted;
+    }
+
+    /// What targets have or could have on the nodes that are fastest for any of them.
+    fn fastest(&self, seen: &Observation, views: &[TierView]) -> Bytes {
+        let mut nodes: Vec<NodeId> = Vec::new();
+        for rank in views.iter().filter_map(|view| view.ranks().first()) {
+            nodes.extend(&rank.nodes);
+        }
+        nodes.sort_unstable();
+        nodes.dedup();
+        let room = self.room(&seen.nodes);
+        let room = room.iter().filter(|(node, _)| nodes.contains(node));
+        let regions = self.targets.values().flat_map(|t| t.map.regions());
+        let pages = regions.flat_map(|region| region.pages().iter());
+        let there = pages.filter(|(node, _)| nodes.contains(node));
+        let pages: u64 = there.map(|(_, count)| count).sum();
+        room.map(|(_, bytes)| *bytes).sum::<Bytes>() + Bytes::from_pages(pages)
+    }
+}
+
+/// What became of the last plan.
+fn done(seen: &Observation) -> Done {
+    let results = || seen.outcome.results.iter().map(|result| result.pages);
+    Done {
+        moved: Bytes::from_pages(results().map(|pages| pages.moved).sum()),
+        deferred: Bytes::from_pages(results().map(|pages| pages.deferred).sum()),
+        cost: seen.cost.migration,
+    }
+}
+
+/// Counts are told apart in so many steps.
+const STEPS: usize = 64;
+
+/// The step of a count.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn step(count: f64, scans: u8) -> usize {
+    // `as` saturates.
+    ((count / f64::from(scans.max(1)) * STEPS as f64) as usize).min(STEPS)
+}

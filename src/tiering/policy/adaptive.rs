@@ -1,0 +1,582 @@
+//! Policy `adaptive`: moves what pays for its move, as much as pays. Ours.
+//!
+//! **Unit.** The *worth* of a region is the thread-seconds that its target waits per second,
+//! per byte of it and per nanosecond of latency. Costs are thread-seconds per byte.
+//!
+//! **Problem.** HM-Keeper moves what is hottest, 200 MB per epoch, whether or not that pays:
+//! it follows what is hot for a moment, is late where much is hot for long, and spends its
+//! bytes on what is hottest even if that lies on the second-best tier already.
+//!
+//! **Approach.** A target waits for memory some share of its CPU time (`memory_bound`, an
+//! assumption); what it waits for are its regions, by the rates that their counts stand for
+//! and the latency of where they lie. So a region's worth, times the latency that it would
+//! save, is what a move gains per second. Candidates are the regions that gain most; each
+//! goes straight to the fastest node where there is room, or where what is coldest is worth
+//! less by more than both are uncertain. That goes one tier down, as in HM-Keeper §1.3. The
+//! exchange is made if in the time that it is going to last ([`lasting`](super::lasting)) it
+//! gains `payback` times what it costs; what a byte costs is measured. If nothing that
+//! is worth while lasts, it only watches, says so ([`PauseReason::NoGain`]), and goes
+//! on looking up what it would have gained.
+//!
+//! How much is moved per epoch begins with `first_bytes`. It doubles when all of it was
+//! moved and what was promised is still there an epoch later, is halved when it is not, and
+//! stays below what there is time for and what `moving_limit` of the targets' CPU time pays.
+//!
+//! What was moved rests before it may go the other way, twice as long each time that
+//! it was moved back: regions inherit that when they split.
+//!
+//! **Source.** Cost against benefit as in ARMS, exchange as in Nimble, backing off as in
+//! the kernel's ping-pong control; none of their code.
+//!
+//! **Properties** (tests below): no node is filled beyond its room; each demotion stands
+//! before its promotion; equals are never exchanged; what does not last is not moved, nor is
+//! what gains less than it costs.
+
+use super::lasting::{Lasting, Trade};
+use super::place::{Place, numbered};
+use super::{Budget, Done, Ledger, Policy, TargetView, View};
+use crate::tiering::observation::TargetId;
+use crate::tiering::plan::{Direction, Move, Reason};
+use crate::tiering::region::Region;
+use crate::tiering::report::PauseReason;
+use crate::tiering::settings::AdaptiveSettings;
+use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
+
+/// Seconds that moving a byte costs before any was moved: 2.5 us for a page of 4 KiB.
+const COST_AT_FIRST: f64 = 2.5e-6 / PAGE_BYTES as f64;
+/// Weight of the newest epoch in what a byte costs.
+const COST_EMA: f64 = 0.3;
+/// Exchanges of one plan that are looked up later.
+const TRADES: usize = 64;
+/// The budget never falls below this share of what it begins with: something must be
+/// tried for its cost to be known.
+const LEAST_SHARE: u64 = 8;
+/// Epochs of rest double at most so often.
+const FLIPS_MAX: u8 = 8;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Adaptive {
+    settings: AdaptiveSettings,
+    lasting: Lasting,
+    /// Bytes that the next plan may move.
+    budget: Bytes,
+    /// Seconds that moving a byte takes.
+    cost: f64,
+    /// Bytes that the last plan was to move.
+    asked: Bytes,
+    holds_back: bool,
+}
+
+impl Adaptive {
+    /// With these settings.
+    pub fn new(settings: AdaptiveSettings) -> Self {
+        Self {
+            settings,
+            lasting: Lasting::default(),
+            budget: settings.first_bytes,
+            cost: COST_AT_FIRST,
+            asked: Bytes::ZERO,
+            holds_back: false,
+        }
+    }
+
+    /// What the last plan's moves cost, and how much may be moved next.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn learn(&mut self, view: &View<'_>) {
+        let Done {
+            moved,
+            deferred,
+            cost,
+        } = view.done;
+        if !moved.is_zero() && cost.0 > 0 {
+            let cost = cost.as_secs_f64() / moved.as_f64();
+            self.cost += COST_EMA * (cost - self.cost);
+        }
+        let first = self.settings.first_bytes;
+        if !self.lasting.holds() {
+            self.budget = Bytes(self.budget.0 / 2);
+        } else if deferred.0 > self.asked.0 / 8 {
+            self.budget = moved;
+        } else if self.asked.0 > self.budget.0 / 8 * 7 {
+            self.budget = Bytes(self.budget.0.saturating_mul(2));
+        }
+        let load: f64 = view.targets.iter().map(|t| t.load).sum();
+        let seconds = self.settings.moving_limit * load * view.interval.as_secs_f64();
+        // `as` saturates.
+        let most = Bytes((seconds / self.cost) as u64);
+        let least = Bytes(first.0 / LEAST_SHARE);
+        self.budget = self.budget.min(most).max(least);
+    }
+}
+
+impl Policy for Adaptive {
+    fn name(&self) -> &'static str {
+        "adaptive"
+    }
+
+    #[allow(clippy::cast_possible_truncation)]
+    fn ema(&self) -> f32 {
+        self.settings.ema as f32
+    }
+
+    fn holds_back(&self) -> Option<PauseReason> {
+        self.holds_back.then_some(PauseReason::NoGain)
+    }
+
+    fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
+        let worth = Worth::of(view, self.settings);
+        self.lasting
+            .follow(view.epoch, |target, addr| worth.latest(target, addr));
+        self.learn(view);
+        let epochs = self.lasting.epochs(self.settings.horizon);
+        let terms = Terms {
+            seconds: epochs * view.interval.as_secs_f64(),
+            cost: self.cost,
+            left: self.budget.min(budget.bytes),
+        };
+        let mut planner = Planner::new(&worth, terms);
+        planner.plan();
+        let Planner { moves, trades, .. } = planner;
+        self.holds_back = moves.is_empty() && !trades.is_empty();
+        self.asked = moves.iter().map(|m| m.limit).sum();
+        self.lasting.note(view.epoch, trades);
+        moves
+    }
+}
+
+/// What regions are worth.
+struct Worth<'a, 'v> {
+    view: &'a View<'v>,
+    settings: AdaptiveSettings,
+    /// Per target: the worth of a page that is accessed once per epoch, times its bytes.
+    scale: Vec<f64>,
+}
+
+impl<'a, 'v> Worth<'a, 'v> {
+    fn of(view: &'a View<'v>, settings: AdaptiveSettings) -> Self {
+        let scale = view.targets.iter().map(|target| {
+            let mut waited = 0.0;
+            for region in target.regions {
+                let rate = view.rates.of(f64::from(region.hotness()));
+                let density = rate / region.folio_bytes() as f64;
+                for (node, pages) in region.pages().iter() {
+                    let bytes = (pages * PAGE_BYTES) as f64;
+                    waited += density * bytes * latency(target, node);
+                }
+            }
+            if waited > 0.0 {
+                target.load * settings.memory_bound / waited
+            } else {
+                0.0
+            }
+        });
+        Self {
+            scale: scale.collect(),
+            view,
+            settings,
+        }
+    }
+
+    /// Of a region of the target at this place, with such a count.
+    fn at(&self, target: usize, region: &Region, count: f32) -> f64 {
+        let rate = self.view.rates.of(f64::from(count));
+        self.scale[target] * rate / region.folio_bytes() as f64
+    }
+
+    fn mean(&self, place: Place) -> f64 {
+        let region = place.region_in(self.view);
+        self.at(place.target as usize, region, region.hotness())
+    }
+
+    /// As if it were so many standard errors hotter, or colder, than it seems.
+    fn beside(&self, place: Place, errors: f64) -> f64 {
+        #[allow(clippy::cast_possible_truncation)]
+        let errors = errors as f32;
+        let region = place.region_in(self.view);
+        let error = region.variance(f32::from(self.view.scans)).sqrt();
+        let count = region.hotness() + errors * error;
+        self.at(
+            place.target as usize,
+            region,
+            count.clamp(0.0, f32::from(self.view.scans)),
+        )
+    }
+
+    /// By the last epoch alone; `None` where that tells nothing.
+    fn latest(&self, target: TargetId, addr: VirtAddr) -> Option<f64> {
+        let at = self.view.targets.iter().position(|t| t.id == target)?;
+        if self.scale[at] <= 0.0 {
+            return None;
+        }
+        // What is no longer mapped is worth nothing any more.
+        let Some(region) = self.view.targets[at].region_at(addr) else {
+            return Some(0.0);
+        };
+        let count = region.is_fresh().then(|| region.latest())?;
+        Some(self.at(at, region, count))
+    }
+
+    /// Whether a region was moved the other way too recently, or could not be.
+    fn rests(&self, region: &Region, direction: Direction) -> bool {
+        let rest = self.settings.rest_epochs << region.flips().min(FLIPS_MAX);
+        self.view.epoch < region.stuck_until()
+            || region
+                .moved()
+                .is_some_and(|(epoch, last)| last != direction && self.view.epoch < epoch + rest)
+    }
+}
+
+/// Of the rank that a node is on; what is on none costs nothing.
+fn latency(target: &TargetView<'_>, node: NodeId) -> f64 {
+    let rank = target.tiers.rank_of(node);
+    rank.map_or(0.0, |rank| target.tiers.ranks()[rank].latency_ns)
+}
+
+/// What a plan reckons with.
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    /// For which a move gains what it promises.
+    seconds: f64,
+    /// Of moving a byte, in seconds.
+    cost: f64,
+    /// Bytes that may be moved.
+    left: Bytes,
+}
+
+/// Positive numbers in order, to a quarter of their size.
+struct Sorted<T>(Vec<Vec<T>>);
+
+impl<T> Sorted<T> {
+    /// Of a float's bits all but its exponent and two more.
+    const SHIFT: u32 = 21;
+
+    fn new() -> Self {
+        let buckets = (f32::INFINITY.to_bits() >> Self::SHIFT) + 1;
+        Self((0..buckets).map(|_| Vec::new()).collect())
+    }
+
+    #[allow(clippy::cast_possible_truncation)]
+    fn add(&mut self, number: f64, item: T) {
+        // Without a sign a float's bits grow with it; NaN is nothing.
+        let bits = (number as f32).max(0.0).to_bits();
+        self.0[(bits >> Self::SHIFT) as usize].push(item);
+    }
+
+    fn ascending(self) -> impl DoubleEndedIterator<Item = T> {
+        self.0.into_iter().flatten()
+    }
+}
+
+/// Something that may be promoted.
+#[derive(Clone, Copy)]
+struct Candidate {
+    place: Place,
+    from: NodeId,
+}
+
+/// How far the search for what gives way on a node has come.
+struct Cursor {
+    node: NodeId,
+    at: usize,
+    /// Bytes of the region there that go already.
+    taken: Bytes,
+}
+
+/// Who gives way to whom.
+#[derive(Clone, Copy)]
+struct Victim {
+    place: Place,
+    to: NodeId,
+    bytes: Bytes,
+}
+
+/// What became of an exchange.
+enum Exchange {
+    Made,
+    /// What gives way would lose more.
+    Loses,
+    /// It gains less than it costs.
+    CostsMore,
+}
+
+/// A plan in the making.
+struct Planner<'a, 'v> {
+    worth: &'a Worth<'a, 'v>,
+    view: &'a View<'v>,
+    terms: Terms,
+    free: Ledger,
+    /// Every region, what is worth least first.
+    coldest: Vec<Place>,
+    cursors: Vec<Cursor>,
+    moves: Vec<Move>,
+    trades: Vec<Trade>,
+    /// Every so many bytes one exchange is looked up later.
+    each: u64,
+    until_next: u64,
+}
+
+impl<'a, 'v> Planner<'a, 'v> {
+    fn new(worth: &'a Worth<'a, 'v>, terms: Terms) -> Self {
+        let each = (terms.left.0 / TRADES as u64).max(1);
+        Self {
+            worth,
+            view: worth.view,
+            terms,
+            free: Ledger::free(worth.view),
+            coldest: Vec::new(),
+            cursors: Vec::new(),
+            moves: Vec::new(),
+            trades: Vec::new(),
+            each,
+            until_next: 0,
+        }
+    }
+
+    fn plan(&mut self) {
+        for candidate in self.candidates() {
+            if self.terms.left.is_zero() {
+                return;
+            }
+            self.promote(candidate);
+        }
+    }
+
+    /// What lies slower than it could, what would gain most first. Sorts all regions for
+    /// the search for what gives way, too.
+    fn candidates(&mut self) -> Vec<Candidate> {
+        let (mut coldest, mut gains) = (Sorted::new(), Sorted::new());
+        for (target, t) in numbered(&self.view.targets) {
+            let Some(best) = t.tiers.ranks().first() else {
+                continue;
+            };
+            for (region, r) in numbered(t.regions) {
+                if r.pages().total() == 0 {
+                    continue;
+                }
+                let place = Place { target, region };
+                coldest.add(self.worth.mean(place), place);
+                if !r.is_known() || self.worth.rests(r, Direction::Promotion) {
+                    continue;
+                }
+                let mut surely = None;
+                for (from, _) in r.pages().iter() {
+                    let saved = latency(t, from) - best.latency_ns;
+                    if saved > 0.0 {
+                        let worth = *surely.get_or_insert_with(|| self.surely(place));
+                        gains.add(worth * saved, Candidate { place, from });
+                    }
+                }
+            }
+        }
+        self.coldest = coldest.ascending().collect();
+        gains.ascending().rev().collect()
+    }
+
+    /// What a region is worth at least, and at most.
+    fn surely(&self, place: Place) -> f64 {
+        self.worth.beside(place, -self.worth.settings.certainty)
+    }
+
+    fn at_most(&self, place: Place) -> f64 {
+        self.worth.beside(place, self.worth.settings.certainty)
+    }
+
+    /// Brings what of a region lies on a node to the fastest one where it may be.
+    fn promote(&mut self, candidate: Candidate) {
+        let Candidate { place, from } = candidate;
+        let (target, region) = (place.target_in(self.view), place.region_in(self.view));
+        let Some(rank) = target.tiers.rank_of(from) else {
+            return;
+        };
+        let worth = self.surely(place);
+        let mut left = Bytes::from_pages(region.pages().on(from));
+        for better in &target.tiers.ranks()[..rank] {
+            let saved = latency(target, from) - better.latency_ns;
+            while !left.is_zero() && !self.terms.left.is_zero() {
+                let (to, victim) = match self.free.roomiest(better) {
+                    Some((to, _)) => (to, None),
+                    None => match self.victim(better.nodes.as_slice(), place, worth, left) {
+                        Some((to, victim)) => (to, Some(victim)),
+                        None => break,
+                    },
+                };
+                let room = victim.map_or_else(|| self.free.on(to), |v| v.bytes);
+                let bytes = left.min(room).min(self.terms.left);
+                match self.exchange((candidate, to, bytes), worth * saved, victim) {
+                    Exchange::Made => {}
+                    Exchange::Loses => break,
+                    Exchange::CostsMore => return,
+                }
+                left = left.saturating_sub(bytes);
+            }
+        }
+    }
+
+    /// Makes the exchange if it pays.
+    fn exchange(
+        &mut self,
+        (candidate, to, bytes): (Candidate, NodeId, Bytes),
+        gain: f64,
+        victim: Option<Victim>,
+    ) -> Exchange {
+        let Candidate { place, from } = candidate;
+        // What a byte gains per second, and what it costs.
+        let lost = victim.map_or(0.0, |victim| self.lost(victim, to));
+        if gain <= lost {
+            return Exchange::Loses;
+        }
+        self.remember(place, victim, bytes);
+        let moved = bytes + victim.map_or(Bytes::ZERO, |victim| victim.bytes);
+        let cost = self.terms.cost * moved.as_f64();
+        let gained = (gain - lost) * bytes.as_f64() * self.terms.seconds;
+        if gained < self.worth.settings.payback * cost {
+            // Thought of is as good as done.
+            self.terms.left = self.terms.left.saturating_sub(moved);
+            return Exchange::CostsMore;
+        }
+        if let Some(Victim {
+            place,
+            to: down,
+            bytes,
+        }) = victim
+        {
+            self.go(place, (to, down), bytes, Direction::Demotion);
+        }
+        self.go(place, (from, to), bytes, Direction::Promotion);
+        Exchange::Made
+    }
+
+    /// What a byte of a victim loses per second.
+    fn lost(&self, victim: Victim, from: NodeId) -> f64 {
+        let target = victim.place.target_in(self.view);
+        self.at_most(victim.place) * (latency(target, victim.to) - latency(target, from))
+    }
+
+    /// One move.
+    fn go(
+        &mut self,
+        place: Place,
+        (from, to): (NodeId, NodeId),
+        bytes: Bytes,
+        direction: Direction,
+    ) {
+        let target = place.target_in(self.view);
+        self.free.take(to, bytes);
+        self.free.give(from, bytes);
+        self.terms.left = self.terms.left.saturating_sub(bytes);
+        self.moves.push(Move {
+            target: target.id,
+            pid: target.pid,
+            range: place.region_in(self.view).range(),
+            from,
+            to,
+            limit: bytes,
+            direction,
+            reason: match direction {
+                Direction::Promotion => Reason::Hot,
+                Direction::Demotion => Reason::Room,
+            },
+        });
+    }
+
+    /// What gives way on one of these nodes to a region that is worth so much at least:
+    /// up to `bytes` of what is worth least there, and where it goes.
+    fn victim(
+        &mut self,
+        nodes: &[NodeId],
+        hotter: Place,
+        worth: f64,
+        bytes: Bytes,
+    ) -> Option<(NodeId, Victim)> {
+        let mut found = nodes.iter().filter_map(|&node| {
+            let victim = self.coldest_on(node, hotter, worth, bytes)?;
+            Some((node, victim))
+        });
+        found.next()
+    }
+
+    fn coldest_on(
+        &mut self,
+        node: NodeId,
+        hotter: Place,
+        worth: f64,
+        bytes: Bytes,
+    ) -> Option<Victim> {
+        let slot = self.cursor(node);
+        loop {
+            let Cursor { at, taken, .. } = self.cursors[slot];
+            let &place = self.coldest.get(at)?;
+            if self.worth.mean(place) >= worth {
+                // All that follow are worth more, give or take a quarter.
+                return None;
+            }
+            let region = place.region_in(self.view);
+            let here = Bytes::from_pages(region.pages().on(node)).saturating_sub(taken);
+            let may_go = !here.is_zero()
+                && place != hotter
+                && region.is_known()
+                && self.at_most(place) < worth
+                && !self.worth.rests(region, Direction::Demotion);
+            let down = may_go.then(|| self.next_down(place, node)).flatten();
+            let Some((to, room)) = down else {
+                let cursor = &mut self.cursors[slot];
+                (cursor.at, cursor.taken) = (at + 1, Bytes::ZERO);
+                continue;
+            };
+            // A folio leaves as a whole.
+            let folio = region.folio_bytes();
+            let lack = Bytes(bytes.0.div_ceil(folio) * folio);
+            let bytes = here.min(lack).min(room).min(self.terms.left);
+            self.cursors[slot].taken += bytes;
+            return Some(Victim { place, to, bytes });
+        }
+    }
+
+    fn cursor(&mut self, node: NodeId) -> usize {
+        if let Some(slot) = self.cursors.iter().position(|c| c.node == node) {
+            return slot;
+        }
+        self.cursors.push(Cursor {
+            node,
+            at: 0,
+            taken: Bytes::ZERO,
+        });
+        self.cursors.len() - 1
+    }
+
+    /// The next slower rank with room, and its roomiest node.
+    fn next_down(&self, place: Place, node: NodeId) -> Option<(NodeId, Bytes)> {
+        let tiers = place.target_in(self.view).tiers;
+        let rank = tiers.rank_of(node)?;
+        tiers.ranks()[rank + 1..]
+            .iter()
+            .find_map(|slower| self.free.roomiest(slower))
+    }
+
+    /// Notes an exchange to be looked up later, every so many bytes.
+    fn remember(&mut self, place: Place, victim: Option<Victim>, bytes: Bytes) {
+        if self.until_next > bytes.0 {
+            self.until_next -= bytes.0;
+            return;
+        }
+        self.until_next = self.each;
+        let cold = victim.map(|victim| victim.place);
+        let page = |place: Place| {
+            let range = place.region_in(self.view).range();
+            let middle = range.start().0 + range.bytes().0 / 2;
+            (place.target_in(self.view).id, VirtAddr(middle))
+        };
+        let less = cold.map_or(0.0, |cold| self.worth.mean(cold));
+        self.trades.push(Trade {
+            hot: page(place),
+            cold: cold.map(page),
+            bytes: bytes.as_f64(),
+            promised: self.worth.mean(place) - less,
+        });
+    }
+}
+
+#[cfg(test)]
+#[path = "adaptive_tests.rs"]
+mod tests;

@@ -1,0 +1,214 @@
+use proptest::prelude::*;
+
+use super::super::testing::{self, MIB, Scene, brief, regions};
+use super::*;
+use crate::tiering::observation::{Sample, Tally};
+use crate::tiering::region::{RegionMap, Thresholds};
+use crate::units::{Nanos, PageRange, Pid};
+
+fn adaptive() -> Adaptive {
+    Adaptive::new(AdaptiveSettings::default())
+}
+
+const ALL: Budget = Budget {
+    bytes: Bytes(u64::MAX),
+};
+
+fn decide(regions: &[Region], room: [u64; 4]) -> Vec<Move> {
+    testing::decide(&mut adaptive(), Scene::of(regions, room), ALL)
+}
+
+#[test]
+fn hot_goes_straight_to_the_fastest_and_cold_stays() {
+    let regions = regions(&[(3.0, 3), (0.0, 3), (2.8, 2), (0.0, 1)]);
+    let moves = decide(&regions, [100; 4]);
+    assert_eq!(brief(&moves), [(0, 3, 0, 2), (4, 2, 0, 2)]);
+}
+
+#[test]
+fn what_gains_most_goes_first_and_that_is_not_what_is_hottest() {
+    let regions = regions(&[(3.0, 1), (2.9, 3)]);
+    let budget = Budget {
+        bytes: Bytes(2 * MIB),
+    };
+    let moves = testing::decide(&mut adaptive(), Scene::of(&regions, [100; 4]), budget);
+    assert_eq!(brief(&moves), [(2, 3, 0, 2)]);
+}
+
+#[test]
+fn what_is_worth_less_gives_way_one_tier_down() {
+    let regions = regions(&[(1.0, 0), (0.0, 0), (3.0, 3)]);
+    let moves = decide(&regions, [0, 10, 10, 10]);
+    assert_eq!(brief(&moves), [(2, 0, 1, 2), (4, 3, 0, 2)]);
+    assert_eq!(moves[0].reason, Reason::Room);
+}
+
+#[test]
+fn where_the_fastest_holds_what_is_as_hot_the_next_will_do() {
+    let regions = regions(&[(3.0, 0), (3.0, 3)]);
+    let moves = decide(&regions, [0, 10, 10, 10]);
+    assert_eq!(brief(&moves), [(2, 3, 1, 2)]);
+    assert!(decide(&regions, [0; 4]).is_empty());
+}
+
+#[test]
+fn what_may_be_as_hot_by_chance_does_not_give_way() {
+    let mut regions = regions(&[(1.5, 0), (2.0, 3)]);
+    assert_eq!(decide(&regions, [0, 0, 0, 10]).len(), 2);
+    for region in &mut regions {
+        region.rest_on(2.0);
+    }
+    assert!(decide(&regions, [0, 0, 0, 10]).is_empty());
+}
+
+#[test]
+fn what_gains_less_than_it_costs_is_not_moved() {
+    let regions = regions(&[(3.0, 3)]);
+    let mut policy = adaptive();
+    let of = |load| Scene {
+        load,
+        ..Scene::of(&regions, [100; 4])
+    };
+    assert!(testing::decide(&mut policy, of(1e-7), ALL).is_empty());
+    assert_eq!(policy.holds_back(), Some(PauseReason::NoGain));
+    assert_eq!(testing::decide(&mut policy, of(1.0), ALL).len(), 1);
+    assert_eq!(policy.holds_back(), None);
+}
+
+#[test]
+fn what_is_hot_for_a_moment_is_moved_for_a_while_only() {
+    let mut policy = adaptive();
+    let mut moved = Vec::new();
+    for epoch in 1..40 {
+        // Another one each time.
+        let hot = epoch as usize % 8;
+        let list: Vec<(f32, u32)> = (0..8)
+            .map(|at| (if at == hot { 3.0 } else { 0.0 }, 3))
+            .collect();
+        let regions = regions(&list);
+        let scene = Scene {
+            epoch,
+            ..Scene::of(&regions, [2, 0, 0, 100])
+        };
+        moved.push(testing::decide(&mut policy, scene, ALL).len());
+    }
+    assert_eq!(moved[0], 1);
+    assert!(moved[10..].iter().all(|&moves| moves == 0), "{moved:?}");
+    assert_eq!(policy.holds_back(), Some(PauseReason::NoGain));
+    // It goes on looking: what stays hot is moved in the end.
+    let regions = regions(&[(3.0, 3), (0.0, 3)]);
+    let again = (40..80).position(|epoch| {
+        let scene = Scene {
+            epoch,
+            ..Scene::of(&regions, [2, 0, 0, 100])
+        };
+        !testing::decide(&mut policy, scene, ALL).is_empty()
+    });
+    assert!(again.is_some_and(|epochs| epochs < 20), "{again:?}");
+}
+
+#[test]
+fn the_budget_grows_while_all_of_it_is_moved_and_that_lasts() {
+    let settings = AdaptiveSettings {
+        first_bytes: Bytes::from_mib(4),
+        moving_limit: 1.0,
+        ..AdaptiveSettings::default()
+    };
+    let mut policy = Adaptive::new(settings);
+    let regions = regions(&[(3.0, 3); 400]);
+    let mut planned = Bytes::ZERO;
+    let mut sizes = Vec::new();
+    for (epoch, deferred) in [(1, false), (2, false), (3, false), (4, true), (5, false)] {
+        let moved = if deferred {
+            Bytes::from_mib(10)
+        } else {
+            planned
+        };
+        let done = Done {
+            moved,
+            deferred: planned.saturating_sub(moved),
+            cost: Nanos(moved.0 / 4),
+        };
+        let scene = Scene {
+            epoch,
+            done,
+            ..Scene::of(&regions, [1000; 4])
+        };
+        let moves = testing::decide(&mut policy, scene, ALL);
+        planned = moves.iter().map(|m| m.limit).sum();
+        sizes.push(planned.0 / MIB);
+    }
+    // In the fourth there was time for 10 of 16.
+    assert_eq!(sizes, [4, 8, 16, 10, 20]);
+    // A target that hardly runs pays for little.
+    let scene = Scene {
+        epoch: 6,
+        load: 1e-4,
+        ..Scene::of(&regions, [1000; 4])
+    };
+    let moves = testing::decide(&mut policy, scene, ALL);
+    assert!(moves.iter().map(|m| m.limit).sum::<Bytes>() < Bytes::from_mib(4));
+}
+
+#[test]
+fn what_was_moved_back_rests_longer_each_time() {
+    let range = PageRange::new(VirtAddr(0), VirtAddr(2 * MIB)).unwrap();
+    let mut map = RegionMap::default();
+    map.sync(&[range], Bytes(2 * MIB));
+    map.record_count(range, &[(NodeId(3), 512)], 1);
+    let sample = Sample {
+        target: TargetId(1),
+        pid: Pid(1),
+        addr: VirtAddr(0),
+    };
+    let tally = Tally {
+        accessed: 3,
+        known: 3,
+        ..Tally::default()
+    };
+    for _ in 0..8 {
+        map.adapt(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
+    }
+    let (up, down) = (Direction::Promotion, Direction::Demotion);
+    for (epoch, rest) in [(10, 3), (20, 12), (40, 48)] {
+        map.record_move(range, NodeId(3), NodeId(0), 512, (epoch - 1, up));
+        map.record_move(range, NodeId(0), NodeId(3), 512, (epoch, down));
+        let moves_in = |epoch| {
+            let scene = Scene {
+                epoch,
+                ..Scene::of(map.regions(), [10; 4])
+            };
+            testing::decide(&mut adaptive(), scene, ALL).len()
+        };
+        // Moved back once, three times, five times.
+        let rest = 2 * rest;
+        assert_eq!((moves_in(epoch + rest - 1), moves_in(epoch + rest)), (0, 1));
+    }
+    // What was long ago no longer counts.
+    map.record_move(range, NodeId(3), NodeId(0), 512, (400, up));
+    assert_eq!(map.regions()[0].flips(), 0);
+}
+
+proptest! {
+    #[test]
+    fn plans_can_be_carried_out_and_come_to_rest(
+        list in prop::collection::vec((0.0_f32..=3.0, 0_u32..4), 1..40),
+        room in prop::array::uniform4(0_u64..30),
+    ) {
+        testing::comes_to_rest(decide, &list, room)?;
+    }
+
+    #[test]
+    fn each_demotion_is_followed_by_what_it_makes_room_for(
+        list in prop::collection::vec((0.0_f32..=3.0, 0_u32..4), 1..40),
+        room in prop::array::uniform4(0_u64..30),
+    ) {
+        let moves = decide(&regions(&list), room);
+        for (at, m) in moves.iter().enumerate() {
+            if m.direction == Direction::Demotion {
+                let next = &moves[at + 1];
+                prop_assert_eq!((next.direction, next.to), (Direction::Promotion, m.from));
+            }
+        }
+    }
+}

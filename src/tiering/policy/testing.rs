@@ -1,0 +1,149 @@
+//! What the tests of policies share.
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use super::{Budget, Done, Policy, TargetView, View};
+use crate::tiering::observation::TargetId;
+use crate::tiering::plan::Move;
+use crate::tiering::region::{Region, RegionMap};
+use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable, TierView};
+use crate::tiering::windows::{Rates, SPAN};
+use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
+
+pub(super) const MIB: u64 = 1 << 20;
+
+/// Four nodes at 90, 145, 275 and 340 ns from the only initiator.
+pub(super) fn tiers() -> TierView {
+    let nodes: Vec<Node> = (0..4)
+        .map(|id| Node {
+            id: NodeId(id),
+            kind: MemoryKind::Dram,
+            size: Bytes::from_mib(1024),
+            cpus: if id == 0 { vec![0] } else { vec![] },
+            kernel_tier: None,
+        })
+        .collect();
+    let paths = (0..)
+        .zip([90, 145, 275, 340])
+        .map(|(to, ns)| Path {
+            from: NodeId(0),
+            to: NodeId(to),
+            distance: 10,
+            latency: Figure {
+                value: Nanos(ns),
+                source: Source::Sysfs,
+            },
+            bandwidth: None,
+        })
+        .collect();
+    let table = TierTable::new(TierTable::default_tiers(&nodes), nodes, paths).unwrap();
+    table.view(&[], None)
+}
+
+/// Regions of 2 MiB, one after the other: (hotness, node).
+pub(super) fn regions(list: &[(f32, u32)]) -> Vec<Region> {
+    (0..)
+        .zip(list)
+        .map(|(i, &(hotness, node))| {
+            let start = i * 2 * MIB;
+            let range = PageRange::new(VirtAddr(start), VirtAddr(start + 2 * MIB)).unwrap();
+            Region::for_test(range, hotness, &[(NodeId(node), 512)])
+        })
+        .collect()
+}
+
+/// (first MiB of the range, from, to, MiB).
+pub(super) fn brief(moves: &[Move]) -> Vec<(u64, u32, u32, u64)> {
+    moves
+        .iter()
+        .map(|m| {
+            let start = m.range.start().0 / MIB;
+            (start, m.from.0, m.to.0, m.limit.0 / MIB)
+        })
+        .collect()
+}
+
+/// What a policy is shown of one target.
+pub(super) struct Scene<'a> {
+    pub(super) epoch: u64,
+    pub(super) regions: &'a [Region],
+    /// Per node in MiB.
+    pub(super) room: [u64; 4],
+    pub(super) load: f64,
+    pub(super) done: Done,
+}
+
+impl<'a> Scene<'a> {
+    /// In epoch 10, of a target that uses one CPU.
+    pub(super) fn of(regions: &'a [Region], room: [u64; 4]) -> Self {
+        Self {
+            epoch: 10,
+            regions,
+            room,
+            load: 1.0,
+            done: Done::default(),
+        }
+    }
+}
+
+/// What it makes of that.
+pub(super) fn decide(policy: &mut dyn Policy, scene: Scene<'_>, budget: Budget) -> Vec<Move> {
+    let (tiers, rates) = (tiers(), Rates::new(SPAN, 3));
+    let view = View {
+        epoch: scene.epoch,
+        scans: 3,
+        targets: vec![TargetView {
+            id: TargetId(1),
+            pid: Pid(1),
+            tiers: &tiers,
+            regions: scene.regions,
+            load: scene.load,
+        }],
+        room: (0..)
+            .zip(scene.room)
+            .map(|(n, mib)| (NodeId(n), Bytes::from_mib(mib)))
+            .collect(),
+        interval: Nanos::from_secs(10),
+        rates: &rates,
+        done: scene.done,
+    };
+    policy.decide(&view, budget)
+}
+
+/// Carried out in order, no move overfills a node or takes more than is there. Done again
+/// on the result, it comes to rest: what was demoted into a slower tier's room may have to
+/// give way there once more, rank by rank, and then no more.
+pub(super) fn comes_to_rest(
+    mut decide: impl FnMut(&[Region], [u64; 4]) -> Vec<Move>,
+    list: &[(f32, u32)],
+    room: [u64; 4],
+) -> Result<(), TestCaseError> {
+    let mut regions = regions(list);
+    let mut room = room.map(|mib| mib / 2 * 2);
+    let total: u64 = room.iter().sum();
+    for turn in 0..6 {
+        let moves = decide(&regions, room);
+        if turn == 5 {
+            prop_assert!(moves.is_empty(), "again: {:?}", brief(&moves));
+        }
+        let mut after = room.map(|mib| i64::try_from(mib * MIB).unwrap());
+        for m in &moves {
+            let bytes = i64::try_from(m.limit.0).unwrap();
+            after[m.to.0 as usize] -= bytes;
+            prop_assert!(after[m.to.0 as usize] >= 0, "overfilled: {after:?}");
+            after[m.from.0 as usize] += bytes;
+            let at = regions.iter().position(|r| r.range() == m.range).unwrap();
+            prop_assert!(regions[at].pages().on(m.from) * 4096 >= m.limit.0);
+            let mut map = RegionMap::default();
+            map.sync(&[m.range], Bytes(2 * MIB));
+            let mut pages = regions[at].pages().clone();
+            pages.shift(m.from, m.to, m.limit.pages());
+            let counts: Vec<_> = pages.iter().collect();
+            regions[at] = Region::for_test(m.range, regions[at].hotness(), &counts);
+        }
+        room = after.map(|b| u64::try_from(b).unwrap() / MIB);
+        prop_assert_eq!(room.iter().sum::<u64>(), total);
+    }
+    Ok(())
+}
