@@ -207,11 +207,11 @@ fn policies(asked: &[String]) -> Result<Vec<(&'static str, Policy)>, Failure> {
     let mut chosen = Vec::new();
     for name in asked {
         if name == ALL {
-            chosen.extend(Policy::ALL);
-        } else if let Some(policy) = Policy::ALL.iter().find(|(policy, _)| policy == name) {
+            chosen.extend(Policy::all());
+        } else if let Some(policy) = Policy::all().iter().find(|(policy, _)| policy == name) {
             chosen.push(*policy);
         } else {
-            let names: Vec<&str> = Policy::ALL.iter().map(|(name, _)| *name).collect();
+            let names: Vec<&str> = Policy::all().iter().map(|(name, _)| *name).collect();
             return Err(unknown("--policy", name, "several", &names));
         }
     }

@@ -12,8 +12,8 @@
 //! than the program waits for it meanwhile.
 //!
 //! It is greedy, sees one interval and reckons with latency alone: no optimum and, where
-//! few bytes may be moved, no bound either. What is touched most for a moment it brings in
-//! before what is touched much for long.
+//! there is little time for moves, no bound either. What is touched most for a moment it
+//! brings in before what is touched much for long.
 
 use super::machine::Machine;
 use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES, Pid, VirtAddr};
@@ -22,8 +22,7 @@ use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES, Pid, VirtAddr};
 pub(super) struct Oracle {
     /// Nodes by their place in the machine's list, fastest first, with their latencies.
     pub(super) order: Vec<(u8, NodeId, f64)>,
-    /// Bytes promoted per interval at most, and bytes moved at all.
-    pub(super) promoted: Bytes,
+    /// Bytes moved per interval at most.
     pub(super) moved: Bytes,
     /// Time for moves per interval at most.
     pub(super) moving: Nanos,
@@ -122,14 +121,12 @@ impl Oracle {
         for rank in &mut sinking {
             rank.sort_by(|&a, &b| coming.waits[b].total_cmp(&coming.waits[a]));
         }
-        // The last folio goes as a whole.
-        let mut promoted = self.promoted.0.div_ceil(folio.0);
         let mut moved = self.moved.0 / folio.0;
         let mut moves = Vec::new();
         for (at, _) in worth {
             let to = belongs[at];
             let needs = 1 + u64::from(free[to] == 0);
-            if promoted == 0 || moved < needs {
+            if moved < needs {
                 break;
             }
             if free[to] == 0 {
@@ -146,7 +143,6 @@ impl Oracle {
             }
             free[to] -= 1;
             free[coming.is_on[at]] += 1;
-            promoted -= 1;
             moved -= needs;
             moves.push((at, to));
         }

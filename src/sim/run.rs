@@ -41,7 +41,7 @@ pub enum Policy {
     /// Nobody: pages stay where they were first touched.
     FirstTouch,
     /// The daemon's engine with this policy.
-    Engine(&'static str),
+    Engine(PolicyName),
     /// The hardware: the fastest memory is a cache of the others.
     MemoryMode,
     /// Nobody, but pages lie from the beginning where they are best on the whole.
@@ -52,18 +52,16 @@ pub enum Policy {
 
 impl Policy {
     /// The names of `--policy`.
-    pub const ALL: [(&'static str, Self); 7] = [
-        ("first-touch", Self::FirstTouch),
-        ("memory-mode", Self::MemoryMode),
-        ("hm-keeper", Self::Engine("hm-keeper")),
-        ("adaptive", Self::Engine("adaptive")),
-        (
-            "hm-keeper-hierarchical",
-            Self::Engine("hm-keeper-hierarchical"),
-        ),
-        ("oracle-static", Self::OracleStatic),
-        ("oracle", Self::Oracle),
-    ];
+    pub fn all() -> Vec<(&'static str, Self)> {
+        let mut all = vec![
+            ("first-touch", Self::FirstTouch),
+            ("memory-mode", Self::MemoryMode),
+        ];
+        all.extend(PolicyName::CHOICES.map(|(name, policy)| (name, Self::Engine(policy))));
+        all.push(("oracle-static", Self::OracleStatic));
+        all.push(("oracle", Self::Oracle));
+        all
+    }
 }
 
 /// What is to be run.
@@ -311,8 +309,7 @@ impl Case<'_> {
             Policy::FirstTouch | Policy::OracleStatic | Policy::MemoryMode => Decider::Nobody,
             Policy::Engine(name) => {
                 let mut settings = self.settings.clone();
-                settings.engine.policy.name = PolicyName::named(name)
-                    .ok_or_else(|| FileError::at("policy", format!("{name} is not known")))?;
+                settings.engine.policy.name = name;
                 let (ports, tiers) = (super::ports(machine), hardware.tiers()?);
                 let mut engine = EpochLoop::new(ports, tiers, settings, self.seed);
                 engine.select(&[TargetSpec::of_pid(PID)]);
@@ -329,7 +326,6 @@ impl Case<'_> {
                 });
                 Decider::Oracle(Oracle {
                     order: order.collect(),
-                    promoted: engine.policy.hm_keeper.promotion_bytes,
                     moved: engine.move_bytes,
                     moving: Nanos::from_secs_f64(
                         interval.as_secs_f64() * self.settings.migration_share,

@@ -216,7 +216,7 @@ impl Default for AdaptiveSettings {
             payback: 2.0,
             certainty: 1.0,
             horizon: 64,
-            rest_epochs: 3,
+            rest_epochs: 2,
             first_bytes: Bytes(200_000_000),
             moving_limit: 0.1,
         }
@@ -227,21 +227,45 @@ impl Default for AdaptiveSettings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PolicyName {
     /// Ours: moves what pays for its move, as much as pays.
+    #[default]
     Adaptive,
     /// HM-Keeper's own: promotes straight to the best tier.
-    #[default]
     HmKeeper,
     /// The same, but it promotes tier by tier, as those do that HM-Keeper is held against
     /// (§1.3): for comparison.
     HmKeeperHierarchical,
+    /// As a [`Peer`](super::policy::peers::Peer) does.
+    Ial,
+    /// The same.
+    Heat,
+    /// The same.
+    Age,
+    /// The same.
+    HeMem,
+    /// The same.
+    Thermostat,
+    /// The same.
+    AutoNuma,
+    /// The same.
+    MemoryTiering,
+    /// The same.
+    AutoTiering,
 }
 
 impl PolicyName {
     /// The names in the configuration.
-    pub const CHOICES: [(&'static str, Self); 3] = [
+    pub const CHOICES: [(&'static str, Self); 11] = [
         ("adaptive", Self::Adaptive),
         ("hm-keeper", Self::HmKeeper),
         ("hm-keeper-hierarchical", Self::HmKeeperHierarchical),
+        ("ial", Self::Ial),
+        ("heat", Self::Heat),
+        ("age", Self::Age),
+        ("hemem", Self::HeMem),
+        ("thermostat", Self::Thermostat),
+        ("autonuma", Self::AutoNuma),
+        ("memory-tiering", Self::MemoryTiering),
+        ("autotiering", Self::AutoTiering),
     ];
 
     /// The name in the configuration.

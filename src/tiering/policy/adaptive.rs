@@ -19,8 +19,8 @@
 //! on looking up what it would have gained.
 //!
 //! How much is moved per epoch begins with `first_bytes`. It doubles when all of it was
-//! moved and what was promised is still there an epoch later, is halved when it is not, and
-//! stays below what there is time for and what `moving_limit` of the targets' CPU time pays.
+//! moved and what was promised is still there an epoch later, is halved when nothing pays,
+//! and stays below what there is time for and what `moving_limit` of the targets' CPU time pays.
 //!
 //! What was moved rests before it may go the other way, twice as long each time that
 //! it was moved back: regions inherit that when they split.
@@ -51,8 +51,11 @@ const TRADES: usize = 64;
 /// The budget never falls below this share of what it begins with: something must be
 /// tried for its cost to be known.
 const LEAST_SHARE: u64 = 8;
+/// Epochs for which it is said that nothing pays after it last was so: as long as exchanges
+/// are looked up.
+const SAYS_SO: u8 = 8;
 /// Epochs of rest double at most so often.
-const FLIPS_MAX: u8 = 8;
+const FLIPS_MAX: u8 = 4;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -65,7 +68,8 @@ pub struct Adaptive {
     cost: f64,
     /// Bytes that the last plan was to move.
     asked: Bytes,
-    holds_back: bool,
+    /// Epochs for which it goes on saying so once it has held back.
+    holds_back: u8,
 }
 
 impl Adaptive {
@@ -77,7 +81,7 @@ impl Adaptive {
             budget: settings.first_bytes,
             cost: COST_AT_FIRST,
             asked: Bytes::ZERO,
-            holds_back: false,
+            holds_back: 0,
         }
     }
 
@@ -94,11 +98,11 @@ impl Adaptive {
             self.cost += COST_EMA * (cost - self.cost);
         }
         let first = self.settings.first_bytes;
-        if !self.lasting.holds() {
+        if self.holds_back == SAYS_SO {
             self.budget = Bytes(self.budget.0 / 2);
         } else if deferred.0 > self.asked.0 / 8 {
             self.budget = moved;
-        } else if self.asked.0 > self.budget.0 / 8 * 7 {
+        } else if self.asked.0 > self.budget.0 / 8 * 7 && self.lasting.holds() {
             self.budget = Bytes(self.budget.0.saturating_mul(2));
         }
         let load: f64 = view.targets.iter().map(|t| t.load).sum();
@@ -121,7 +125,7 @@ impl Policy for Adaptive {
     }
 
     fn holds_back(&self) -> Option<PauseReason> {
-        self.holds_back.then_some(PauseReason::NoGain)
+        (self.holds_back > 0).then_some(PauseReason::NoGain)
     }
 
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
@@ -138,7 +142,11 @@ impl Policy for Adaptive {
         let mut planner = Planner::new(&worth, terms);
         planner.plan();
         let Planner { moves, trades, .. } = planner;
-        self.holds_back = moves.is_empty() && !trades.is_empty();
+        self.holds_back = match (moves.is_empty(), trades.is_empty()) {
+            (true, false) => SAYS_SO,
+            (true, true) => self.holds_back.saturating_sub(1),
+            (false, _) => 0,
+        };
         self.asked = moves.iter().map(|m| m.limit).sum();
         self.lasting.note(view.epoch, trades);
         moves
@@ -158,7 +166,7 @@ impl<'a, 'v> Worth<'a, 'v> {
         let scale = view.targets.iter().map(|target| {
             let mut waited = 0.0;
             for region in target.regions {
-                let rate = view.rates.of(f64::from(region.hotness()));
+                let rate = view.rates.of(f64::from(region.heat()));
                 let density = rate / region.folio_bytes() as f64;
                 for (node, pages) in region.pages().iter() {
                     let bytes = (pages * PAGE_BYTES) as f64;
@@ -186,7 +194,7 @@ impl<'a, 'v> Worth<'a, 'v> {
 
     fn mean(&self, place: Place) -> f64 {
         let region = place.region_in(self.view);
-        self.at(place.target as usize, region, region.hotness())
+        self.at(place.target as usize, region, region.heat())
     }
 
     /// As if it were so many standard errors hotter, or colder, than it seems.
@@ -195,7 +203,7 @@ impl<'a, 'v> Worth<'a, 'v> {
         let errors = errors as f32;
         let region = place.region_in(self.view);
         let error = region.variance(f32::from(self.view.scans)).sqrt();
-        let count = region.hotness() + errors * error;
+        let count = region.heat() + errors * error;
         self.at(
             place.target as usize,
             region,

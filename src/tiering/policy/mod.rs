@@ -4,6 +4,7 @@ pub mod adaptive;
 pub mod hm_keeper;
 mod lasting;
 mod ledger;
+pub mod peers;
 mod place;
 #[cfg(test)]
 mod testing;
@@ -11,6 +12,7 @@ mod testing;
 pub use adaptive::Adaptive;
 pub use hm_keeper::HmKeeper;
 pub use ledger::Ledger;
+pub use peers::PeerPolicy;
 
 use super::observation::TargetId;
 use super::plan::Move;
@@ -104,5 +106,13 @@ pub fn build(settings: &PolicySettings) -> Box<dyn Policy> {
         PolicyName::Adaptive => Box::new(Adaptive::new(settings.adaptive)),
         PolicyName::HmKeeper => Box::new(hm_keeper),
         PolicyName::HmKeeperHierarchical => Box::new(hm_keeper.tier_by_tier()),
+        PolicyName::Ial => PeerPolicy::boxed(peers::IAL),
+        PolicyName::Heat => PeerPolicy::boxed(peers::HEAT),
+        PolicyName::Age => PeerPolicy::boxed(peers::AGE),
+        PolicyName::HeMem => PeerPolicy::boxed(peers::HEMEM),
+        PolicyName::Thermostat => PeerPolicy::boxed(peers::THERMOSTAT),
+        PolicyName::AutoNuma => PeerPolicy::boxed(peers::AUTONUMA),
+        PolicyName::MemoryTiering => PeerPolicy::boxed(peers::MEMORY_TIERING),
+        PolicyName::AutoTiering => PeerPolicy::boxed(peers::AUTOTIERING),
     }
 }

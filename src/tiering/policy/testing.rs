@@ -65,6 +65,7 @@ pub(super) fn brief(moves: &[Move]) -> Vec<(u64, u32, u32, u64)> {
 }
 
 /// What a policy is shown of one target.
+#[derive(Clone, Copy)]
 pub(super) struct Scene<'a> {
     pub(super) epoch: u64,
     pub(super) regions: &'a [Region],

@@ -48,8 +48,9 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 /// Epochs without any verdict after which what was seen of a region is of the past.
 const FORGOTTEN_AFTER: u8 = 4;
 
-/// Epochs after which it no longer counts how often a region was moved back.
-const FLIPS_LAST: u64 = 256;
+/// Epochs within which it counts that a region is moved back; if that comes later, one time
+/// before is forgotten.
+const FLIPS_WITHIN: u64 = 6;
 
 /// As a share of what was written.
 const NOT_KNOWN: f32 = -1.0;
@@ -103,7 +104,7 @@ pub struct Region {
     pub(super) aims: [bool; 3],
     /// When and where to it was last moved.
     moved: Option<(u64, Direction)>,
-    /// How often it was moved back lately.
+    /// How often it was moved back at once, less how often that took longer.
     flips: u8,
     /// Until this epoch it is left alone: nothing of it could be moved.
     stuck_until: u64,
@@ -213,6 +214,11 @@ impl Region {
         self.latest
     }
 
+    /// The same for the epoch before the last one that could tell.
+    pub fn previous(&self) -> f32 {
+        self.previous
+    }
+
     /// How hot to hold it now, in scans: its average and its last epoch count alike.
     /// The average alone holds what has just become hot and what has just cooled to
     /// be the same.
@@ -276,7 +282,8 @@ impl Region {
         self.moved
     }
 
-    /// How often it was moved back lately: the other way than the time before.
+    /// How often it was moved back, the other way than the time before, a few epochs after
+    /// that; less how often it took longer.
     pub fn flips(&self) -> u8 {
         self.flips
     }
@@ -501,8 +508,13 @@ impl RegionMap {
             left -= count;
             if count > 0 {
                 region.flips = match region.moved {
-                    Some((before, _)) if at.0 > before + FLIPS_LAST => 0,
-                    Some((_, direction)) if direction != at.1 => region.flips.saturating_add(1),
+                    Some((before, direction)) if direction != at.1 => {
+                        if at.0 <= before + FLIPS_WITHIN {
+                            region.flips.saturating_add(1)
+                        } else {
+                            region.flips.saturating_sub(1)
+                        }
+                    }
                     _ => region.flips,
                 };
                 region.moved = Some(at);

@@ -1,0 +1,463 @@
+//! What others do, on the same observations: for comparison.
+//!
+//! Each peer is a row of a table: which regions it takes for hot, which for cold, in which
+//! order it goes through them, where it puts them, and how many bytes it moves. What it is
+//! in truth has a profiler and a mover of its own, which cost what they cost; here all see
+//! what [`sampling`](crate::tiering::sampling) sees, and only decide. So a comparison is one of
+//! strategies. Where a source gives times, they count in epochs here, and where it goes by
+//! single accesses, in scans that saw one.
+//!
+//! **Properties** (tests below): no node is filled beyond its room; none moves what it
+//! does not take for hot up, nor what it does not take for cold down.
+
+use super::place::{Place, numbered};
+use super::{Budget, Ledger, Policy, TargetView, View};
+use crate::tiering::hotness::Histogram;
+use crate::tiering::plan::{Direction, Move, Reason};
+use crate::tiering::region::Region;
+use crate::units::{Bandwidth, Bytes, NodeId};
+
+/// What is seen of a region, in shares of the scans.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    latest: f32,
+    previous: f32,
+    /// Smoothed, with the peer's own weight.
+    hotness: f32,
+}
+
+/// In which order regions are gone through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// By hotness: the hottest first up, the coldest first down.
+    Hotness,
+    /// By address, each time on from where it ended: a list, or a clock.
+    Turn,
+    /// The same, but only so much per second is looked at, and at least one region.
+    Window(Bandwidth),
+}
+
+/// Where what is hot goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Straight to the fastest tier.
+    Straight,
+    /// One tier up.
+    Step,
+    /// To the tier of its hotness: as many classes as tiers, of the same width.
+    Class,
+}
+
+/// What makes room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// Nothing: what is hot goes where there is room.
+    Free,
+    /// As much that is cold as is needed for what is hot.
+    Exchange,
+    /// All that is cold leaves the fastest tier, needed or not.
+    Sweep,
+}
+
+/// One who does it otherwise.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    name: &'static str,
+    ema: f32,
+    is_hot: fn(Seen) -> bool,
+    is_cold: fn(Seen) -> bool,
+    order: Order,
+    way: Way,
+    room: Room,
+    /// Moved per second at most.
+    rate: Option<Bandwidth>,
+}
+
+/// Weight of the newest epoch that leaves of what is older what memtierd's heat retains in
+/// ten seconds: 0.9513 per second.
+const HEAT_EMA: f32 = 0.393;
+/// Of heat and age (memtierd's mover: 100 MB/s).
+const MEMTIERD_RATE: Bandwidth = Bandwidth(100_000_000);
+/// What AutoNUMA and those that build on it look at (`scan_size_mb`, once per second).
+const SCAN_RATE: Bandwidth = Bandwidth(256 << 20);
+
+/// Two lists per node, active and inactive: active is what was accessed in two looks one
+/// after the other, and what is active on slow memory changes places with what is inactive
+/// on fast. Nimble's improved active list (dissertation §2.2), which knows one fast and one
+/// slow node; its period of 5 s is the epoch here.
+pub const IAL: Peer = Peer {
+    name: "ial",
+    ema: 1.0,
+    is_hot: |seen| seen.latest >= TOUCHED && seen.previous >= TOUCHED,
+    is_cold: |seen| seen.latest < TOUCHED,
+    order: Order::Turn,
+    way: Way::Straight,
+    room: Room::Exchange,
+    rate: None,
+};
+
+/// memtierd's policy `heat`: ten classes of decaying heat, mapped to tiers.
+pub const HEAT: Peer = Peer {
+    name: "heat",
+    ema: HEAT_EMA,
+    is_hot: |_| true,
+    is_cold: |_| true,
+    order: Order::Hotness,
+    way: Way::Class,
+    room: Room::Sweep,
+    rate: Some(MEMTIERD_RATE),
+};
+
+/// memtierd's policy `age`: what was idle for two epochs goes down, what was active in both
+/// goes up.
+pub const AGE: Peer = Peer {
+    name: "age",
+    ema: 1.0,
+    is_hot: |seen| seen.latest >= TOUCHED && seen.previous >= TOUCHED,
+    is_cold: |seen| seen.latest <= 0.0 && seen.previous <= 0.0,
+    order: Order::Turn,
+    way: Way::Straight,
+    room: Room::Sweep,
+    rate: Some(MEMTIERD_RATE),
+};
+
+/// HeMem: hot is what crosses a threshold, cold is what is below; a hot page in slow memory
+/// changes places with a cold one in fast memory, in the order of their lists.
+pub const HEMEM: Peer = Peer {
+    name: "hemem",
+    ema: 0.5,
+    is_hot: |seen| seen.hotness >= 2.0 / 3.0,
+    is_cold: |seen| seen.hotness < 2.0 / 3.0,
+    order: Order::Turn,
+    way: Way::Straight,
+    room: Room::Exchange,
+    rate: None,
+};
+
+/// Thermostat: what is accessed so seldom that all of it together slows the program by
+/// little goes to slow memory; of what is there, what is accessed most comes back first.
+pub const THERMOSTAT: Peer = Peer {
+    name: "thermostat",
+    ema: 0.5,
+    is_hot: |seen| seen.hotness >= 1.0 / 3.0,
+    is_cold: |seen| seen.hotness < 0.05,
+    order: Order::Hotness,
+    way: Way::Straight,
+    room: Room::Sweep,
+    rate: None,
+};
+
+/// The kernel's `numa_balancing=1`: what its threads touch twice of 256 MB per second, one
+/// window after the other, comes to their node while there is room.
+pub const AUTONUMA: Peer = Peer {
+    name: "autonuma",
+    ema: 1.0,
+    is_hot: |seen| seen.latest >= TOUCHED && seen.previous >= TOUCHED,
+    is_cold: |_| false,
+    order: Order::Window(SCAN_RATE),
+    way: Way::Straight,
+    room: Room::Free,
+    rate: None,
+};
+
+/// The kernel's `numa_balancing=2` with demotion: what of the same windows is touched again
+/// within a second is promoted tier by tier; what the lists hold to be inactive is demoted
+/// when room is needed.
+pub const MEMORY_TIERING: Peer = Peer {
+    name: "memory-tiering",
+    ema: 1.0,
+    is_hot: |seen| seen.latest >= 2.0 / 3.0,
+    is_cold: |seen| seen.latest < TOUCHED,
+    order: Order::Window(SCAN_RATE),
+    way: Way::Step,
+    room: Room::Exchange,
+    rate: None,
+};
+
+/// AutoTiering (OPM with background demotion): what of the same windows was touched more
+/// often than the least accessed pages goes to the best tier that has such.
+pub const AUTOTIERING: Peer = Peer {
+    name: "autotiering",
+    // A history of eight looks.
+    ema: 0.25,
+    is_hot: |seen| seen.hotness >= 1.0 / 2.0,
+    is_cold: |seen| seen.hotness < 1.0 / 4.0,
+    order: Order::Window(SCAN_RATE),
+    way: Way::Straight,
+    room: Room::Exchange,
+    rate: None,
+};
+
+/// Seen accessed by one scan of three: once in a long while by all of its pages, or by
+/// single scans of some.
+const TOUCHED: f32 = 1.0 / 3.0;
+
+/// Decides as a [`Peer`] does.
+#[derive(Clone, Debug)]
+pub struct PeerPolicy {
+    peer: Peer,
+    /// Per target, by its place, the region where its turn goes on: the first at or
+    /// above this address.
+    turns: Vec<u64>,
+}
+
+impl PeerPolicy {
+    /// As this one.
+    pub fn new(peer: Peer) -> Self {
+        Self {
+            peer,
+            turns: Vec::new(),
+        }
+    }
+
+    /// The same, for the list of policies.
+    pub fn boxed(peer: Peer) -> Box<dyn Policy> {
+        Box::new(Self::new(peer))
+    }
+
+    fn seen(view: &View<'_>, region: &Region) -> Seen {
+        let scans = f32::from(view.scans.max(1));
+        Seen {
+            latest: region.latest() / scans,
+            previous: region.previous() / scans,
+            hotness: region.hotness() / scans,
+        }
+    }
+
+    /// All regions in the order in which they are to be gone through for promotion.
+    fn order(&mut self, view: &View<'_>) -> Vec<Place> {
+        if self.peer.order == Order::Hotness {
+            let mut order = coldest_first(view);
+            order.reverse();
+            return order;
+        }
+        self.turns.resize(view.targets.len(), 0);
+        let mut order = Vec::new();
+        for ((target, t), turn) in numbered(&view.targets).zip(&mut self.turns) {
+            let from = t.regions.partition_point(|r| r.range().start().0 < *turn);
+            let all = (0..t.regions.len()).map(|i| (from + i) % t.regions.len().max(1));
+            let mut left = match self.peer.order {
+                Order::Window(each) => Some(each.over(view.interval)),
+                Order::Turn | Order::Hotness => None,
+            };
+            for at in all {
+                if left.is_some_and(Bytes::is_zero) {
+                    break;
+                }
+                let region = &t.regions[at];
+                left = left.map(|left| left.saturating_sub(region.range().bytes()));
+                *turn = region.range().end().0;
+                if let Ok(region) = u32::try_from(at) {
+                    order.push(Place { target, region });
+                }
+            }
+        }
+        order
+    }
+}
+
+fn coldest_first(view: &View<'_>) -> Vec<Place> {
+    let mut histogram = Histogram::new(64, view.scans);
+    for (target, t) in numbered(&view.targets) {
+        for (region, r) in numbered(t.regions) {
+            histogram.add(r.hotness(), Place { target, region });
+        }
+    }
+    histogram.buckets().concat()
+}
+
+impl Policy for PeerPolicy {
+    fn name(&self) -> &'static str {
+        self.peer.name
+    }
+
+    fn ema(&self) -> f32 {
+        self.peer.ema
+    }
+
+    fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
+        let order = self.order(view);
+        let allowed = self.peer.rate.map(|rate| rate.over(view.interval));
+        let mut draft = Draft {
+            view,
+            peer: self.peer,
+            free: Ledger::free(view),
+            left: allowed.map_or(budget.bytes, |bytes| bytes.min(budget.bytes)),
+            cold: if self.peer.room == Room::Free {
+                Vec::new()
+            } else {
+                coldest_first(view)
+            },
+            cursors: Vec::new(),
+            moves: Vec::new(),
+        };
+        if self.peer.room == Room::Sweep {
+            draft.sweep();
+        }
+        for place in order {
+            draft.promote(place);
+        }
+        draft.moves
+    }
+}
+
+/// A plan in the making.
+struct Draft<'a, 'v> {
+    view: &'a View<'v>,
+    peer: Peer,
+    free: Ledger,
+    left: Bytes,
+    cold: Vec<Place>,
+    /// How far the search for what is cold has come on each node.
+    cursors: Vec<(NodeId, usize, Bytes)>,
+    moves: Vec<Move>,
+}
+
+impl<'v> Draft<'_, 'v> {
+    fn is(&self, place: Place, what: fn(Seen) -> bool) -> bool {
+        let region = place.region_in(self.view);
+        region.is_known()
+            && self.view.epoch >= region.stuck_until()
+            && what(PeerPolicy::seen(self.view, region))
+    }
+
+    /// The rank where a region belongs that is on one.
+    fn goal(&self, place: Place, rank: usize, ranks: usize) -> usize {
+        match self.peer.way {
+            Way::Straight => 0,
+            Way::Step => rank.saturating_sub(1),
+            Way::Class => {
+                let seen = PeerPolicy::seen(self.view, place.region_in(self.view));
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+                let class = ((1.0 - seen.hotness) * ranks as f32) as usize;
+                class.min(ranks - 1)
+            }
+        }
+    }
+
+    /// All that is cold goes down.
+    fn sweep(&mut self) {
+        for at in 0..self.cold.len() {
+            let place = self.cold[at];
+            if !self.is(place, self.peer.is_cold) {
+                continue;
+            }
+            let target = place.target_in(self.view);
+            let ranks = target.tiers.ranks();
+            for (node, pages) in place.region_in(self.view).pages().iter() {
+                let Some(rank) = target.tiers.rank_of(node) else {
+                    continue;
+                };
+                let wanted = match self.peer.way {
+                    Way::Class => self.goal(place, rank, ranks.len()),
+                    Way::Straight | Way::Step => rank + 1,
+                };
+                let is_on_the_fastest = self.peer.way == Way::Class || rank == 0;
+                if wanted <= rank || !is_on_the_fastest {
+                    continue;
+                }
+                let down = ranks.get(wanted).and_then(|r| self.free.roomiest(r));
+                if let Some((to, room)) = down {
+                    let bytes = Bytes::from_pages(pages).min(room);
+                    self.go(place, (node, to), bytes, Direction::Demotion);
+                }
+            }
+        }
+    }
+
+    fn promote(&mut self, place: Place) {
+        if self.left.is_zero() || !self.is(place, self.peer.is_hot) {
+            return;
+        }
+        let target = place.target_in(self.view);
+        let ranks = target.tiers.ranks();
+        for (from, pages) in place.region_in(self.view).pages().iter() {
+            let Some(rank) = target.tiers.rank_of(from) else {
+                continue;
+            };
+            let goal = self.goal(place, rank, ranks.len());
+            if goal >= rank {
+                continue;
+            }
+            let want = Bytes::from_pages(pages).min(self.left);
+            if self.peer.room == Room::Exchange {
+                for &node in &ranks[goal].nodes {
+                    self.make_room(target, node, want, place);
+                }
+            }
+            if let Some((to, room)) = self.free.roomiest(&ranks[goal]) {
+                self.go(place, (from, to), want.min(room), Direction::Promotion);
+            }
+        }
+    }
+
+    /// Demotes what is cold until so much is free.
+    fn make_room(&mut self, target: &TargetView<'v>, node: NodeId, want: Bytes, hot: Place) {
+        let slot = self.cursor(node);
+        while self.free.on(node) < want && !self.left.is_zero() {
+            let (_, at, taken) = self.cursors[slot];
+            let Some(&place) = self.cold.get(at) else {
+                return;
+            };
+            let region = place.region_in(self.view);
+            let here = Bytes::from_pages(region.pages().on(node)).saturating_sub(taken);
+            let may_go = !here.is_zero() && place != hot && self.is(place, self.peer.is_cold);
+            let ranks = target.tiers.ranks();
+            let rank = target.tiers.rank_of(node).unwrap_or(ranks.len());
+            let mut slower = ranks.iter().skip(rank + 1);
+            let down = slower.find_map(|slower| self.free.roomiest(slower));
+            let Some((to, room)) = down.filter(|_| may_go) else {
+                self.cursors[slot] = (node, at + 1, Bytes::ZERO);
+                continue;
+            };
+            let lack = want.saturating_sub(self.free.on(node));
+            let folio = region.folio_bytes();
+            let lack = Bytes(lack.0.div_ceil(folio) * folio);
+            let bytes = here.min(lack).min(room).min(self.left);
+            self.cursors[slot].2 += bytes;
+            self.go(place, (node, to), bytes, Direction::Demotion);
+        }
+    }
+
+    fn cursor(&mut self, node: NodeId) -> usize {
+        let at = self.cursors.iter().position(|c| c.0 == node);
+        at.unwrap_or_else(|| {
+            self.cursors.push((node, 0, Bytes::ZERO));
+            self.cursors.len() - 1
+        })
+    }
+
+    fn go(
+        &mut self,
+        place: Place,
+        (from, to): (NodeId, NodeId),
+        bytes: Bytes,
+        direction: Direction,
+    ) {
+        let bytes = bytes.min(self.left);
+        if bytes.is_zero() {
+            return;
+        }
+        self.free.take(to, bytes);
+        self.free.give(from, bytes);
+        self.left = self.left.saturating_sub(bytes);
+        let target = place.target_in(self.view);
+        self.moves.push(Move {
+            target: target.id,
+            pid: target.pid,
+            range: place.region_in(self.view).range(),
+            from,
+            to,
+            limit: bytes,
+            direction,
+            reason: match direction {
+                Direction::Promotion => Reason::Hot,
+                Direction::Demotion => Reason::Room,
+            },
+        });
+    }
+}
+
+#[cfg(test)]
+#[path = "peers_tests.rs"]
+mod tests;

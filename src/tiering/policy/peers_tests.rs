@@ -1,0 +1,103 @@
+use proptest::prelude::*;
+
+use super::super::testing::{self, MIB, Scene, brief, regions};
+use super::*;
+
+const ALL: [Peer; 8] = [
+    IAL,
+    HEAT,
+    AGE,
+    HEMEM,
+    THERMOSTAT,
+    AUTONUMA,
+    MEMORY_TIERING,
+    AUTOTIERING,
+];
+
+fn decide(peer: Peer, list: &[(f32, u32)], room: [u64; 4]) -> Vec<(u64, u32, u32, u64)> {
+    let budget = Budget {
+        bytes: Bytes(u64::MAX),
+    };
+    let regions = regions(list);
+    let scene = Scene::of(&regions, room);
+    brief(&testing::decide(&mut PeerPolicy::new(peer), scene, budget))
+}
+
+#[test]
+fn all_but_autonuma_exchange_hot_for_cold() {
+    let list = [(0.0, 0), (3.0, 3)];
+    for peer in ALL {
+        let moves = decide(peer, &list, [0, 10, 10, 10]);
+        let wanted: &[_] = match peer.name {
+            "autonuma" => &[],
+            // Its heat says that it belongs on the slowest.
+            "heat" => &[(0, 0, 3, 2), (2, 3, 0, 2)],
+            // There is room on the next tier up.
+            "memory-tiering" => &[(2, 3, 2, 2)],
+            _ => &[(0, 0, 1, 2), (2, 3, 0, 2)],
+        };
+        assert_eq!(moves, wanted, "{}", peer.name);
+    }
+    assert_eq!(decide(AUTONUMA, &list, [10; 4]), [(2, 3, 0, 2)]);
+}
+
+#[test]
+fn what_is_warm_is_hot_for_some() {
+    let takes = |hotness: f32| -> Vec<&str> {
+        let takes = |peer: &&Peer| !decide(**peer, &[(hotness, 3)], [10; 4]).is_empty();
+        ALL.iter().filter(takes).map(|peer| peer.name).collect()
+    };
+    assert_eq!(takes(0.5), [""; 0]);
+    assert_eq!(takes(1.2), ["ial", "heat", "age", "thermostat", "autonuma"]);
+    assert_eq!(takes(3.0).len(), ALL.len());
+}
+
+#[test]
+fn windows_and_lists_go_on_where_they_ended() {
+    let regions = regions(&[(3.0, 3); 4]);
+    let small = Peer {
+        order: Order::Window(Bandwidth(4 * MIB / 10)),
+        ..AUTOTIERING
+    };
+    let mut policy = PeerPolicy::new(small);
+    let budget = Budget {
+        bytes: Bytes(u64::MAX),
+    };
+    let mut turn = || {
+        brief(&testing::decide(
+            &mut policy,
+            Scene::of(&regions, [100; 4]),
+            budget,
+        ))
+    };
+    assert_eq!(turn(), [(0, 3, 0, 2), (2, 3, 0, 2)]);
+    assert_eq!(turn(), [(4, 3, 0, 2), (6, 3, 0, 2)]);
+    assert_eq!(turn()[0], (0, 3, 0, 2));
+}
+
+#[test]
+fn memtierd_moves_within_its_rate() {
+    // A gigabyte per ten seconds.
+    let moves = decide(HEAT, &[(3.0, 3); 600], [4000; 4]);
+    let moved: u64 = moves.iter().map(|m| m.3).sum();
+    assert!((952..=954).contains(&moved), "{moved}");
+}
+
+proptest! {
+    #[test]
+    fn no_node_is_filled_beyond_its_room(
+        list in prop::collection::vec((0.0_f32..=3.0, 0_u32..4), 1..40),
+        room in prop::array::uniform4(0_u64..30),
+    ) {
+        for peer in ALL {
+            let room = room.map(|mib| mib / 2 * 2);
+            let mut after = room.map(|mib| i64::try_from(mib).unwrap());
+            for (_, from, to, mib) in decide(peer, &list, room) {
+                let mib = i64::try_from(mib).unwrap();
+                after[to as usize] -= mib;
+                prop_assert!(after[to as usize] >= 0, "{}: {after:?}", peer.name);
+                after[from as usize] += mib;
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Programs with nothing to gain: moving ends by itself, and it is said why.
+//!
+// vm: topology=4tier timeout=400 long-timeout=2400
+
+mod common;
+
+use common::{INTERVAL, Site, Workload, ballast, body, epoch, in_guest, short_or_full};
+use hmkeeper::units::Bytes;
+
+const BUFFER: Bytes = Bytes::from_mib(512);
+/// Room on the fastest node, as everywhere else here a sixth of the buffer.
+const ROOM: Bytes = Bytes::from_mib(96);
+/// Epochs in which it may find out.
+const LEARNS: u64 = 24;
+/// In shares of the buffer: what may be moved until then, and what per epoch afterwards.
+const MOST: f64 = 1.5;
+const STILL: f64 = 0.01;
+
+/// What came of one.
+struct Outcome {
+    /// Shares of the buffer that were moved, epoch by epoch.
+    moved: Vec<f64>,
+    /// Whether both the metric and the status said so in any epoch.
+    no_gain: bool,
+}
+
+fn run(args: &[&str]) -> Outcome {
+    let _ballast = ballast(0, ROOM);
+    let bytes = format!("--bytes={}", BUFFER.0);
+    let mut all = vec!["--cpus=0", "--start-node=3", &bytes];
+    all.extend(args);
+    let mut workload = Workload::start(&all);
+    workload.phase();
+    let site = Site::new();
+    site.write_config(&body(workload.pid(), ""));
+    let mut daemon = site.start();
+    daemon.until_watching(workload.pid());
+    let begin = epoch(&daemon.status());
+    let (mut before, mut moved, mut no_gain) = (0.0, Vec::new(), false);
+    loop {
+        let status = daemon.epochs(1);
+        let metrics = daemon.metrics();
+        let now = metrics.moved_bytes();
+        moved.push((now - before) / BUFFER.as_f64());
+        before = now;
+        let paused = status["paused"].as_array().cloned().unwrap_or_default();
+        let on = metrics.sum("hmkeeper_paused", &[("reason", "no-gain")]);
+        no_gain |= on == Some(1.0) && paused.iter().any(|reason| reason == "no-gain");
+        if epoch(&status) - begin >= LEARNS + short_or_full(8, 30) {
+            break;
+        }
+    }
+    workload.assert_alive();
+    daemon.stop();
+    println!("{args:?}: {moved:.3?}, no gain: {no_gain}");
+    Outcome { moved, no_gain }
+}
+
+impl Outcome {
+    fn assert_ends(&self) {
+        let (first, then) = self.moved.split_at(usize::try_from(LEARNS).expect("few"));
+        let all: f64 = first.iter().sum();
+        assert!(all <= MOST, "moved {all} buffers: {:?}", self.moved);
+        let mean = then.iter().sum::<f64>() / then.len() as f64;
+        assert!(mean <= STILL, "still moves {mean}: {:?}", self.moved);
+    }
+}
+
+const STAYS: [&str; 2] = ["--phases=1", "--phase-seconds=100000"];
+
+#[test]
+fn all_is_touched_alike() {
+    if in_guest() {
+        run(&[&STAYS[..], &["--hot=1", "--chunks=1", "--stray=0"]].concat()).assert_ends();
+    }
+}
+
+#[test]
+fn more_is_hot_than_the_fastest_node_holds() {
+    if in_guest() {
+        run(&[&STAYS[..], &["--hot=0.6"]].concat()).assert_ends();
+    }
+}
+
+#[test]
+fn what_is_hot_jumps_with_each_epoch() {
+    if in_guest() {
+        let seconds = format!("--phase-seconds={}", INTERVAL.as_secs());
+        let outcome = run(&["--phases=1000", &seconds]);
+        outcome.assert_ends();
+        assert!(outcome.no_gain, "nobody said why");
+    }
+}
