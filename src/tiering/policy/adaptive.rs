@@ -22,8 +22,8 @@
 //! moved and what was promised is still there an epoch later, is halved when nothing pays,
 //! and stays below what there is time for and what `moving_limit` of the targets' CPU time pays.
 //!
-//! What was moved rests before it may go the other way, twice as long each time that
-//! it was moved back: regions inherit that when they split.
+//! What was moved rests before it may go the other way; what comes back up twice as long
+//! each time that it was moved back at once: regions inherit that when they split.
 //!
 //! **Source.** Cost against benefit as in ARMS, exchange as in Nimble, backing off as in
 //! the kernel's ping-pong control; none of their code.
@@ -32,7 +32,7 @@
 //! before its promotion; equals are never exchanged; what does not last is not moved, nor is
 //! what gains less than it costs.
 
-use super::lasting::{Lasting, Trade};
+use super::lasting::{Lasting, Margin, Trade};
 use super::place::{Place, numbered};
 use super::{Budget, Done, Ledger, Policy, TargetView, View};
 use crate::tiering::observation::TargetId;
@@ -133,9 +133,10 @@ impl Policy for Adaptive {
         self.lasting
             .follow(view.epoch, |target, addr| worth.latest(target, addr));
         self.learn(view);
-        let epochs = self.lasting.epochs(self.settings.horizon);
+        let (lasting, horizon) = (&self.lasting, self.settings.horizon);
+        let interval = view.interval.as_secs_f64();
         let terms = Terms {
-            seconds: epochs * view.interval.as_secs_f64(),
+            seconds: &|margin| lasting.epochs(margin, horizon) * interval,
             cost: self.cost,
             left: self.budget.min(budget.bytes),
         };
@@ -225,9 +226,14 @@ impl<'a, 'v> Worth<'a, 'v> {
         Some(self.at(at, region, count))
     }
 
-    /// Whether a region was moved the other way too recently, or could not be.
+    /// Whether a region was moved the other way too recently, or could not be. What comes
+    /// back again and again has to wait longer each time; what is cold may always leave.
     fn rests(&self, region: &Region, direction: Direction) -> bool {
-        let rest = self.settings.rest_epochs << region.flips().min(FLIPS_MAX);
+        let flips = match direction {
+            Direction::Promotion => region.flips().min(FLIPS_MAX),
+            Direction::Demotion => 0,
+        };
+        let rest = self.settings.rest_epochs << flips;
         self.view.epoch < region.stuck_until()
             || region
                 .moved()
@@ -242,10 +248,10 @@ fn latency(target: &TargetView<'_>, node: NodeId) -> f64 {
 }
 
 /// What a plan reckons with.
-#[derive(Clone, Copy, Debug)]
-struct Terms {
+#[derive(Clone, Copy)]
+struct Terms<'a> {
     /// For which a move gains what it promises.
-    seconds: f64,
+    seconds: &'a dyn Fn(Margin) -> f64,
     /// Of moving a byte, in seconds.
     cost: f64,
     /// Bytes that may be moved.
@@ -312,7 +318,7 @@ enum Exchange {
 struct Planner<'a, 'v> {
     worth: &'a Worth<'a, 'v>,
     view: &'a View<'v>,
-    terms: Terms,
+    terms: Terms<'a>,
     free: Ledger,
     /// Every region, what is worth least first.
     coldest: Vec<Place>,
@@ -325,7 +331,7 @@ struct Planner<'a, 'v> {
 }
 
 impl<'a, 'v> Planner<'a, 'v> {
-    fn new(worth: &'a Worth<'a, 'v>, terms: Terms) -> Self {
+    fn new(worth: &'a Worth<'a, 'v>, terms: Terms<'a>) -> Self {
         let each = (terms.left.0 / TRADES as u64).max(1);
         Self {
             worth,
@@ -434,10 +440,11 @@ impl<'a, 'v> Planner<'a, 'v> {
         if gain <= lost {
             return Exchange::Loses;
         }
-        self.remember(place, victim, bytes);
+        let margin = self.margin(place, victim);
+        self.remember(place, victim, bytes, margin);
         let moved = bytes + victim.map_or(Bytes::ZERO, |victim| victim.bytes);
         let cost = self.terms.cost * moved.as_f64();
-        let gained = (gain - lost) * bytes.as_f64() * self.terms.seconds;
+        let gained = (gain - lost) * bytes.as_f64() * (self.terms.seconds)(margin);
         if gained < self.worth.settings.payback * cost {
             // Thought of is as good as done.
             self.terms.left = self.terms.left.saturating_sub(moved);
@@ -453,6 +460,12 @@ impl<'a, 'v> Planner<'a, 'v> {
         }
         self.go(place, (from, to), bytes, Direction::Promotion);
         Exchange::Made
+    }
+
+    fn margin(&self, place: Place, victim: Option<Victim>) -> Margin {
+        let heat = |place: Place| place.region_in(self.view).heat();
+        let less = victim.map_or(0.0, |victim| heat(victim.place));
+        Margin::of((heat(place) - less) / f32::from(self.view.scans.max(1)))
     }
 
     /// What a byte of a victim loses per second.
@@ -563,7 +576,7 @@ impl<'a, 'v> Planner<'a, 'v> {
     }
 
     /// Notes an exchange to be looked up later, every so many bytes.
-    fn remember(&mut self, place: Place, victim: Option<Victim>, bytes: Bytes) {
+    fn remember(&mut self, place: Place, victim: Option<Victim>, bytes: Bytes, margin: Margin) {
         if self.until_next > bytes.0 {
             self.until_next -= bytes.0;
             return;
@@ -581,6 +594,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             cold: cold.map(page),
             bytes: bytes.as_f64(),
             promised: self.worth.mean(place) - less,
+            margin,
         });
     }
 }

@@ -16,7 +16,13 @@
 //! eighth. What is looked up is the last epoch's count alone, which did not make the page
 //! seem hot: of noise nothing is left at once.
 //!
-//! **Properties** (tests below): the area is between none and the horizon; noise has none.
+//! There is one curve for exchanges of what is much hotter, one for what is hotter and one
+//! for what is a little hotter: where all lies where it should, what is left to exchange is
+//! noise, and says nothing of a set that becomes hot tomorrow. Each begins as if two plans
+//! had lasted, so that a first change does not end everything.
+//!
+//! **Properties** (tests below): the area is between none and the horizon; noise has none,
+//! and says nothing of what is much hotter.
 
 use std::collections::VecDeque;
 
@@ -31,6 +37,29 @@ const SPANS: [f64; 4] = [1.0, 1.0, 2.0, 4.0];
 const KEPT: f64 = 0.8;
 /// What is left of noise, at most: it counts as nothing.
 const NOISE: f64 = 0.2;
+/// Plans that are held to have lasted before any was looked up.
+const PRIOR: f64 = 2.0;
+
+/// How much hotter one is than the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Margin {
+    Small,
+    Medium,
+    Large,
+}
+
+impl Margin {
+    const ALL: [Self; 3] = [Self::Small, Self::Medium, Self::Large];
+
+    /// Of two counts, as a share of the scans.
+    pub(super) fn of(difference: f32) -> Self {
+        match difference {
+            difference if difference >= 2.0 / 3.0 => Self::Large,
+            difference if difference >= 1.0 / 3.0 => Self::Medium,
+            _ => Self::Small,
+        }
+    }
+}
 
 /// An exchange that a plan holds to be worth while.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,15 +72,33 @@ pub(super) struct Trade {
     pub(super) bytes: f64,
     /// By how much the one is worth more than the other.
     pub(super) promised: f64,
+    /// How much hotter it is.
+    pub(super) margin: Margin,
+}
+
+/// What is left after each of the [`LAGS`].
+#[derive(Clone, Copy, Debug)]
+struct Curve {
+    /// Plans that were looked up, older ones counting less, and the sum of the shares of
+    /// what they promised that were left.
+    plans: [f64; LAGS.len()],
+    left: [f64; LAGS.len()],
+}
+
+impl Default for Curve {
+    fn default() -> Self {
+        Self {
+            plans: [PRIOR; LAGS.len()],
+            left: [PRIOR; LAGS.len()],
+        }
+    }
 }
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lasting {
     plans: VecDeque<(u64, Vec<Trade>)>,
-    /// What was promised and what was left of it after each of the [`LAGS`].
-    promised: [f64; LAGS.len()],
-    left: [f64; LAGS.len()],
+    curves: [Curve; Margin::ALL.len()],
 }
 
 impl Lasting {
@@ -74,47 +121,50 @@ impl Lasting {
             let Some(lag) = LAGS.iter().position(|lag| at + lag == epoch) else {
                 continue;
             };
-            let (mut promised, mut left) = (0.0, 0.0);
-            for trade in trades {
-                let cold = match trade.cold {
-                    Some((target, addr)) => worth(target, addr),
-                    None => Some(0.0),
-                };
-                let hot = worth(trade.hot.0, trade.hot.1);
-                if let (Some(hot), Some(cold)) = (hot, cold) {
-                    promised += trade.bytes * trade.promised;
-                    left += trade.bytes * (hot - cold);
+            for (curve, margin) in self.curves.iter_mut().zip(Margin::ALL) {
+                let (mut promised, mut left) = (0.0, 0.0);
+                for trade in trades.iter().filter(|trade| trade.margin == margin) {
+                    let cold = match trade.cold {
+                        Some((target, addr)) => worth(target, addr),
+                        None => Some(0.0),
+                    };
+                    let hot = worth(trade.hot.0, trade.hot.1);
+                    if let (Some(hot), Some(cold)) = (hot, cold) {
+                        promised += trade.bytes * trade.promised;
+                        left += trade.bytes * (hot - cold);
+                    }
                 }
-            }
-            if promised > 0.0 {
-                self.promised[lag] = KEPT * self.promised[lag] + promised;
-                self.left[lag] = KEPT * self.left[lag] + left;
+                if promised > 0.0 {
+                    curve.plans[lag] = KEPT * curve.plans[lag] + 1.0;
+                    // Of more than was promised nothing is made up.
+                    let share = (left / promised).clamp(-1.0, 1.0);
+                    curve.left[lag] = KEPT * curve.left[lag] + share;
+                }
             }
         }
     }
 
     /// What is left after each lag, as a share of what was promised: never more than
-    /// before; where nothing was looked up yet as much.
-    fn curve(&self) -> [f64; LAGS.len()] {
+    /// before.
+    fn shares(&self, margin: Margin) -> [f64; LAGS.len()] {
+        let curve = self.curves[margin as usize];
         let mut last = 1.0;
         std::array::from_fn(|lag| {
-            if self.promised[lag] > 0.0 {
-                let share = self.left[lag] / self.promised[lag];
-                last = ((share - NOISE) / (1.0 - NOISE)).clamp(0.0, last);
-            }
+            let share = curve.left[lag] / curve.plans[lag];
+            last = ((share - NOISE) / (1.0 - NOISE)).clamp(0.0, last);
             last
         })
     }
 
-    /// Epochs for which a move gains what it promises, at most `horizon`.
-    pub(super) fn epochs(&self, horizon: u64) -> f64 {
-        let curve = self.curve();
-        let seen: f64 = curve
+    /// Epochs for which a move of such a margin gains what it promises, at most `horizon`.
+    pub(super) fn epochs(&self, margin: Margin, horizon: u64) -> f64 {
+        let shares = self.shares(margin);
+        let seen: f64 = shares
             .iter()
             .zip(SPANS)
             .map(|(left, span)| left * span)
             .sum();
-        let [_, _, fourth, eighth] = curve;
+        let [_, _, fourth, eighth] = shares;
         let rest = horizon.saturating_sub(LAGS[LAGS.len() - 1]) as f64;
         let tail = if eighth <= 0.0 {
             0.0
@@ -129,9 +179,9 @@ impl Lasting {
         (seen + tail).min(horizon as f64)
     }
 
-    /// Whether most of what was promised is still there an epoch later.
+    /// Whether of what was much hotter most is still there an epoch later.
     pub(super) fn holds(&self) -> bool {
-        self.curve()[0] > 0.5
+        self.shares(Margin::Large)[0] > 0.5
     }
 }
 
@@ -152,6 +202,7 @@ mod tests {
                 cold: None,
                 bytes: 1.0,
                 promised: 1.0,
+                margin: Margin::Large,
             };
             lasting.note(epoch, vec![trade]);
         }
@@ -160,9 +211,9 @@ mod tests {
 
     #[test]
     fn what_stays_hot_gains_as_long_as_one_looks_ahead() {
-        assert!((Lasting::default().epochs(64) - 64.0).abs() < 1e-9);
+        assert!((Lasting::default().epochs(Margin::Large, 64) - 64.0).abs() < 1e-9);
         let stays = after(20, |_| 1.0);
-        assert!((stays.epochs(64) - 64.0).abs() < 1e-9);
+        assert!((stays.epochs(Margin::Large, 64) - 64.0).abs() < 1e-9);
         assert!(stays.holds());
     }
 
@@ -170,7 +221,10 @@ mod tests {
     fn what_is_gone_at_once_gains_nothing() {
         for left in [0.0, 0.1, -0.5] {
             let gone = after(20, |_| left);
-            assert!(gone.epochs(64) <= 0.0 && !gone.holds(), "{left}");
+            assert!(
+                gone.epochs(Margin::Large, 64) <= 0.0 && !gone.holds(),
+                "{left}"
+            );
         }
     }
 
@@ -178,10 +232,28 @@ mod tests {
     fn what_fades_gains_as_long_as_it_takes() {
         let fades = after(40, |age| 0.8_f64.powi(i32::try_from(age).expect("few")));
         // Its area is 4; a little less, for what is little counts as nothing.
-        let epochs = fades.epochs(64);
+        let epochs = fades.epochs(Margin::Large, 64);
         assert!((1.5..4.5).contains(&epochs), "{epochs}");
         let slower = after(40, |age| 0.95_f64.powi(i32::try_from(age).expect("few")));
-        assert!(slower.epochs(64) > 2.0 * epochs);
+        assert!(slower.epochs(Margin::Large, 64) > 2.0 * epochs);
+    }
+
+    #[test]
+    fn noise_says_nothing_of_what_is_much_hotter() {
+        let mut lasting = Lasting::default();
+        for epoch in 1..40 {
+            lasting.follow(epoch, |_, _| Some(0.0));
+            let trade = Trade {
+                hot: (ID, VirtAddr(epoch)),
+                cold: None,
+                bytes: 1.0,
+                promised: 1.0,
+                margin: Margin::of(0.1),
+            };
+            lasting.note(epoch, vec![trade]);
+        }
+        assert!(lasting.epochs(Margin::Small, 64) <= 0.0);
+        assert!((lasting.epochs(Margin::of(0.9), 64) - 64.0).abs() < 1e-9);
     }
 
     #[test]
@@ -192,11 +264,13 @@ mod tests {
             cold: Some((ID, VirtAddr(1))),
             bytes: 1.0,
             promised: 1.0,
+            margin: Margin::Large,
         };
         lasting.note(1, vec![trade]);
         lasting.follow(2, |_, addr| (addr.0 == 0).then_some(0.0));
-        assert!(lasting.holds());
+        let before = lasting.epochs(Margin::Large, 64);
         lasting.follow(3, |_, _| Some(0.0));
-        assert!((lasting.epochs(8) - 1.0).abs() < 1e-9);
+        assert!((before - 64.0).abs() < 1e-9);
+        assert!(lasting.epochs(Margin::Large, 64) < 48.0);
     }
 }
