@@ -48,6 +48,9 @@ fn adaptive(check: &mut Checker, raw: &RawAdaptive) -> AdaptiveSettings {
     let payback = ratio(&raw.payback, key, false, 1000.0, default.payback);
     let key = "policy.adaptive.certainty";
     let certainty = ratio(&raw.certainty, key, false, 10.0, default.certainty);
+    let key = "policy.adaptive.promotion_threshold";
+    let entry = &raw.promotion_threshold;
+    let promotion_threshold = ratio(entry, key, false, 1.0, default.promotion_threshold);
     let key = "policy.adaptive.moving_limit";
     let moving_limit = ratio(&raw.moving_limit, key, true, 1.0, default.moving_limit);
     let key = "policy.adaptive.first_bytes";
@@ -57,6 +60,7 @@ fn adaptive(check: &mut Checker, raw: &RawAdaptive) -> AdaptiveSettings {
         memory_bound,
         payback,
         certainty,
+        promotion_threshold,
         horizon,
         rest_epochs,
         first_bytes: first_bytes.unwrap_or(default.first_bytes),

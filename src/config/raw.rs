@@ -97,6 +97,7 @@ pub struct RawAdaptive {
     pub memory_bound: Option<Entry>,
     pub payback: Option<Entry>,
     pub certainty: Option<Entry>,
+    pub promotion_threshold: Option<Entry>,
     pub horizon: Option<Entry>,
     pub rest_epochs: Option<Entry>,
     pub first_bytes: Option<Entry>,

@@ -152,7 +152,13 @@ pub fn epoch(report: &EpochReport, tiers: &TierTable) {
 /// Logs what changed about why nothing is moved, once for each change.
 pub fn pauses(before: &[PauseReason], now: &[PauseReason]) {
     for reason in now.iter().filter(|r| !before.contains(r)) {
-        warn!("nothing is moved: {}", super::status::explained(*reason));
+        let explained = super::status::explained(*reason);
+        // Nothing to be remedied.
+        if *reason == PauseReason::NoGain {
+            info!("nothing is moved: {explained}");
+        } else {
+            warn!("nothing is moved: {explained}");
+        }
     }
     for reason in before.iter().filter(|r| !now.contains(r)) {
         info!("no longer paused: {}", reason.as_str());

@@ -21,7 +21,7 @@ pub enum PauseReason {
     SamplerBlind,
     /// There is only one tier of memory.
     OneTier,
-    /// What is hot does not stay so for long enough to pay for moving it.
+    /// No exchange would pay for its move in the time that it lasts.
     NoGain,
 }
 

@@ -197,6 +197,9 @@ pub struct AdaptiveSettings {
     pub payback: f64,
     /// Standard errors by which a region has to be hotter than what gives way to it.
     pub certainty: f64,
+    /// A region is promoted only when its hotness reaches this share of the scans: what
+    /// stray accesses do to a cold page is no hotness, and there is much of it.
+    pub promotion_threshold: f64,
     /// The longest time, in epochs, in which a move may pay for itself.
     pub horizon: u64,
     /// Epochs for which a region that was moved is not moved the other way; twice as many
@@ -215,6 +218,7 @@ impl Default for AdaptiveSettings {
             memory_bound: 0.3,
             payback: 2.0,
             certainty: 1.0,
+            promotion_threshold: 1.0 / 4.0,
             horizon: 64,
             rest_epochs: 2,
             first_bytes: Bytes(200_000_000),

@@ -178,7 +178,7 @@ pub(in crate::telemetry) fn explained(reason: PauseReason) -> String {
         PauseReason::DryRun => "plans are made and counted only",
         PauseReason::SamplerBlind => "busy, but no page is ever seen accessed",
         PauseReason::OneTier => "this machine has nothing to move to",
-        PauseReason::NoGain => "what is hot does not stay so for long enough to pay for its move",
+        PauseReason::NoGain => "no exchange would pay for its move in the time that it lasts",
     };
     format!("{} ({why})", reason.as_str())
 }

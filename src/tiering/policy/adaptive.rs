@@ -370,7 +370,9 @@ impl<'a, 'v> Planner<'a, 'v> {
                 }
                 let place = Place { target, region };
                 coldest.add(self.worth.mean(place), place);
-                if !r.is_known() || self.worth.rests(r, Direction::Promotion) {
+                let threshold = self.worth.settings.promotion_threshold;
+                let is_warm = f64::from(r.heat()) >= threshold * f64::from(self.view.scans);
+                if !is_warm || !r.is_known() || self.worth.rests(r, Direction::Promotion) {
                     continue;
                 }
                 let mut surely = None;
@@ -406,7 +408,6 @@ impl<'a, 'v> Planner<'a, 'v> {
         let worth = self.surely(place);
         let mut left = Bytes::from_pages(region.pages().on(from));
         for better in &target.tiers.ranks()[..rank] {
-            let saved = latency(target, from) - better.latency_ns;
             while !left.is_zero() && !self.terms.left.is_zero() {
                 let (to, victim) = match self.free.roomiest(better) {
                     Some((to, _)) => (to, None),
@@ -417,7 +418,7 @@ impl<'a, 'v> Planner<'a, 'v> {
                 };
                 let room = victim.map_or_else(|| self.free.on(to), |v| v.bytes);
                 let bytes = left.min(room).min(self.terms.left);
-                match self.exchange((candidate, to, bytes), worth * saved, victim) {
+                match self.exchange((candidate, to, bytes), victim) {
                     Exchange::Made => {}
                     Exchange::Loses => break,
                     Exchange::CostsMore => return,
@@ -431,11 +432,12 @@ impl<'a, 'v> Planner<'a, 'v> {
     fn exchange(
         &mut self,
         (candidate, to, bytes): (Candidate, NodeId, Bytes),
-        gain: f64,
         victim: Option<Victim>,
     ) -> Exchange {
         let Candidate { place, from } = candidate;
-        // What a byte gains per second, and what it costs.
+        // What a byte gains per second, and what gives way loses.
+        let target = place.target_in(self.view);
+        let gain = self.worth.mean(place) * (latency(target, from) - latency(target, to));
         let lost = victim.map_or(0.0, |victim| self.lost(victim, to));
         if gain <= lost {
             return Exchange::Loses;
@@ -471,7 +473,7 @@ impl<'a, 'v> Planner<'a, 'v> {
     /// What a byte of a victim loses per second.
     fn lost(&self, victim: Victim, from: NodeId) -> f64 {
         let target = victim.place.target_in(self.view);
-        self.at_most(victim.place) * (latency(target, victim.to) - latency(target, from))
+        self.worth.mean(victim.place) * (latency(target, victim.to) - latency(target, from))
     }
 
     /// One move.
