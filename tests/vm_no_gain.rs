@@ -11,7 +11,7 @@ const BUFFER: Bytes = Bytes::from_mib(512);
 /// Room on the fastest node, as everywhere else here a sixth of the buffer.
 const ROOM: Bytes = Bytes::from_mib(96);
 /// Epochs in which it may find out.
-const LEARNS: u64 = 24;
+const LEARNS: u64 = 18;
 /// In shares of the buffer: what may be moved until then, and what per epoch afterwards.
 const MOST: f64 = 1.5;
 const STILL: f64 = 0.01;
@@ -46,7 +46,7 @@ fn run(args: &[&str]) -> Outcome {
         let paused = status["paused"].as_array().cloned().unwrap_or_default();
         let on = metrics.sum("hmkeeper_paused", &[("reason", "no-gain")]);
         no_gain |= on == Some(1.0) && paused.iter().any(|reason| reason == "no-gain");
-        if epoch(&status) - begin >= LEARNS + short_or_full(8, 30) {
+        if epoch(&status) - begin >= LEARNS + short_or_full(6, 30) {
             break;
         }
     }

@@ -411,13 +411,19 @@ impl<'a, 'v> Planner<'a, 'v> {
             while !left.is_zero() && !self.terms.left.is_zero() {
                 let (to, victim) = match self.free.roomiest(better) {
                     Some((to, _)) => (to, None),
-                    None => match self.victim(better.nodes.as_slice(), place, worth, left) {
-                        Some((to, victim)) => (to, Some(victim)),
-                        None => break,
-                    },
+                    None => {
+                        // What gives way is moved, too.
+                        let want = left.min(Bytes(self.terms.left.0 / 2));
+                        match self.victim(better.nodes.as_slice(), place, worth, want) {
+                            Some((to, victim)) => (to, Some(victim)),
+                            None => break,
+                        }
+                    }
                 };
-                let room = victim.map_or_else(|| self.free.on(to), |v| v.bytes);
-                let bytes = left.min(room).min(self.terms.left);
+                let bytes = match victim {
+                    Some(victim) => left.min(victim.bytes),
+                    None => left.min(self.free.on(to)).min(self.terms.left),
+                };
                 match self.exchange((candidate, to, bytes), victim) {
                     Exchange::Made => {}
                     Exchange::Loses => break,
@@ -529,7 +535,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         let slot = self.cursor(node);
         loop {
             let Cursor { at, taken, .. } = self.cursors[slot];
-            let &place = self.coldest.get(at)?;
+            let &place = self.coldest.get(at).filter(|_| !bytes.is_zero())?;
             if self.worth.mean(place) >= worth {
                 // All that follow are worth more, give or take a quarter.
                 return None;

@@ -186,6 +186,21 @@ fn what_was_moved_back_rests_longer_each_time() {
 
 proptest! {
     #[test]
+    fn no_more_is_moved_than_the_budget_and_a_folio(
+        list in prop::collection::vec((0.0_f32..=3.0, 0_u32..4), 1..40),
+        room in prop::array::uniform4(0_u64..30),
+        mib in 0_u64..40,
+    ) {
+        let budget = Budget { bytes: Bytes(mib * MIB) };
+        let regions = regions(&list);
+        let scene = Scene::of(&regions, room);
+        let moves = testing::decide(&mut adaptive(), scene, budget);
+        let moved: u64 = moves.iter().map(|m| m.limit.0).sum();
+        // Of pages of 4 KiB.
+        prop_assert!(moved <= mib * MIB + 4096, "{moved}");
+    }
+
+    #[test]
     fn plans_can_be_carried_out_and_come_to_rest(
         list in prop::collection::vec((0.0_f32..=3.0, 0_u32..4), 1..40),
         room in prop::array::uniform4(0_u64..30),
