@@ -409,15 +409,14 @@ impl<'a, 'v> Planner<'a, 'v> {
         let mut left = Bytes::from_pages(region.pages().on(from));
         for better in &target.tiers.ranks()[..rank] {
             while !left.is_zero() && !self.terms.left.is_zero() {
-                let (to, victim) = match self.free.roomiest(better) {
-                    Some((to, _)) => (to, None),
-                    None => {
-                        // What gives way is moved, too.
-                        let want = left.min(Bytes(self.terms.left.0 / 2));
-                        match self.victim(better.nodes.as_slice(), place, worth, want) {
-                            Some((to, victim)) => (to, Some(victim)),
-                            None => break,
-                        }
+                let (to, victim) = if let Some((to, _)) = self.free.roomiest(better) {
+                    (to, None)
+                } else {
+                    // What gives way is moved, too.
+                    let want = left.min(Bytes(self.terms.left.0 / 2));
+                    match self.victim(better.nodes.as_slice(), place, worth, want) {
+                        Some((to, victim)) => (to, Some(victim)),
+                        None => break,
                     }
                 };
                 let bytes = match victim {
