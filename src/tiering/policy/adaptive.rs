@@ -44,8 +44,11 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 
 /// Seconds that moving a byte costs before any was moved: 2.5 us for a page of 4 KiB.
 const COST_AT_FIRST: f64 = 2.5e-6 / PAGE_BYTES as f64;
-/// Weight of the newest epoch in what a byte costs.
+/// Weight of the newest epoch in what a byte costs, how many times as much as before it is
+/// held to be at once, and by how much it is forgotten per epoch in which nothing is moved.
 const COST_EMA: f64 = 0.3;
+const COST_JUMPS: f64 = 4.0;
+const COST_FADES: f64 = 0.05;
 /// Exchanges of one plan that are looked up later.
 const TRADES: usize = 64;
 /// The budget never falls below this share of what it begins with: something must be
@@ -93,11 +96,17 @@ impl Adaptive {
             deferred,
             cost,
         } = view.done;
-        if !moved.is_zero() && cost.0 > 0 {
-            let cost = cost.as_secs_f64() / moved.as_f64();
-            self.cost += COST_EMA * (cost - self.cost);
-        }
         let first = self.settings.first_bytes;
+        let least = Bytes(first.0 / LEAST_SHARE);
+        if moved.is_zero() {
+            // What seems too dear must be tried again some day.
+            self.cost += COST_FADES * (COST_AT_FIRST - self.cost);
+        } else if cost.0 > 0 {
+            // Of a few pages it is looking for them that costs, and says nothing of a byte.
+            let weight = COST_EMA * (moved.as_f64() / least.as_f64()).min(1.0);
+            let cost = (cost.as_secs_f64() / moved.as_f64()).min(COST_JUMPS * self.cost);
+            self.cost += weight * (cost - self.cost);
+        }
         if self.holds_back == SAYS_SO {
             self.budget = Bytes(self.budget.0 / 2);
         } else if deferred.0 > self.asked.0 / 8 {
@@ -109,7 +118,6 @@ impl Adaptive {
         let seconds = self.settings.moving_limit * load * view.interval.as_secs_f64();
         // `as` saturates.
         let most = Bytes((seconds / self.cost) as u64);
-        let least = Bytes(first.0 / LEAST_SHARE);
         self.budget = self.budget.min(most).max(least);
     }
 }

@@ -150,6 +150,26 @@ fn the_budget_grows_while_all_of_it_is_moved_and_that_lasts() {
 }
 
 #[test]
+fn a_page_that_was_dear_does_not_keep_a_hot_set_where_it_is() {
+    let mut policy = adaptive();
+    let regions = regions(&[(3.0, 3), (0.0, 0)]);
+    for epoch in 1..100 {
+        // A page each time, looked for in all of the target.
+        let done = Done {
+            moved: Bytes(PAGE_BYTES),
+            deferred: Bytes::ZERO,
+            cost: Nanos::from_millis(50),
+        };
+        let scene = Scene {
+            epoch,
+            done,
+            ..Scene::of(&regions, [0, 10, 10, 10])
+        };
+        assert_eq!(testing::decide(&mut policy, scene, ALL).len(), 2, "{epoch}");
+    }
+}
+
+#[test]
 fn what_was_moved_back_rests_longer_each_time() {
     let range = PageRange::new(VirtAddr(0), VirtAddr(2 * MIB)).unwrap();
     let mut map = RegionMap::default();
