@@ -1,7 +1,6 @@
 //! Policy `adaptive`: moves what pays for its move, as much as pays. Ours.
 //!
-//! **Unit.** The *worth* of a region is the thread-seconds that its target waits per second,
-//! per byte of it and per nanosecond of latency. Costs are thread-seconds per byte.
+//! **Unit.** What regions are worth: [`worth`](super::worth). Costs are thread-seconds per byte.
 //!
 //! **Problem.** HM-Keeper moves what is hottest, 200 MB per epoch, whether or not that pays:
 //! it follows what is hot for a moment, is late where much is hot for long, and spends its
@@ -34,10 +33,9 @@
 
 use super::lasting::{Lasting, Margin, Trade};
 use super::place::{Place, numbered};
-use super::{Budget, Done, Ledger, Policy, TargetView, View};
-use crate::tiering::observation::TargetId;
+use super::worth::{Worth, latency};
+use super::{Budget, Done, Ledger, Policy, View};
 use crate::tiering::plan::{Direction, Move, Reason};
-use crate::tiering::region::Region;
 use crate::tiering::report::PauseReason;
 use crate::tiering::settings::AdaptiveSettings;
 use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
@@ -57,8 +55,6 @@ const LEAST_SHARE: u64 = 8;
 /// Epochs for which it is said that nothing pays after it last was so: as long as exchanges
 /// are looked up.
 const SAYS_SO: u8 = 8;
-/// Epochs of rest double at most so often.
-const FLIPS_MAX: u8 = 4;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -160,99 +156,6 @@ impl Policy for Adaptive {
         self.lasting.note(view.epoch, trades);
         moves
     }
-}
-
-/// What regions are worth.
-struct Worth<'a, 'v> {
-    view: &'a View<'v>,
-    settings: AdaptiveSettings,
-    /// Per target: the worth of a page that is accessed once per epoch, times its bytes.
-    scale: Vec<f64>,
-}
-
-impl<'a, 'v> Worth<'a, 'v> {
-    fn of(view: &'a View<'v>, settings: AdaptiveSettings) -> Self {
-        let scale = view.targets.iter().map(|target| {
-            let mut waited = 0.0;
-            for region in target.regions {
-                let rate = view.rates.of(f64::from(region.heat()));
-                let density = rate / region.folio_bytes() as f64;
-                for (node, pages) in region.pages().iter() {
-                    let bytes = (pages * PAGE_BYTES) as f64;
-                    waited += density * bytes * latency(target, node);
-                }
-            }
-            if waited > 0.0 {
-                target.load * settings.memory_bound / waited
-            } else {
-                0.0
-            }
-        });
-        Self {
-            scale: scale.collect(),
-            view,
-            settings,
-        }
-    }
-
-    /// Of a region of the target at this place, with such a count.
-    fn at(&self, target: usize, region: &Region, count: f32) -> f64 {
-        let rate = self.view.rates.of(f64::from(count));
-        self.scale[target] * rate / region.folio_bytes() as f64
-    }
-
-    fn mean(&self, place: Place) -> f64 {
-        let region = place.region_in(self.view);
-        self.at(place.target as usize, region, region.heat())
-    }
-
-    /// As if it were so many standard errors hotter, or colder, than it seems.
-    fn beside(&self, place: Place, errors: f64) -> f64 {
-        #[allow(clippy::cast_possible_truncation)]
-        let errors = errors as f32;
-        let region = place.region_in(self.view);
-        let error = region.variance(f32::from(self.view.scans)).sqrt();
-        let count = region.heat() + errors * error;
-        self.at(
-            place.target as usize,
-            region,
-            count.clamp(0.0, f32::from(self.view.scans)),
-        )
-    }
-
-    /// By the last epoch alone; `None` where that tells nothing.
-    fn latest(&self, target: TargetId, addr: VirtAddr) -> Option<f64> {
-        let at = self.view.targets.iter().position(|t| t.id == target)?;
-        if self.scale[at] <= 0.0 {
-            return None;
-        }
-        // What is no longer mapped is worth nothing any more.
-        let Some(region) = self.view.targets[at].region_at(addr) else {
-            return Some(0.0);
-        };
-        let count = region.is_fresh().then(|| region.latest())?;
-        Some(self.at(at, region, count))
-    }
-
-    /// Whether a region was moved the other way too recently, or could not be. What comes
-    /// back again and again has to wait longer each time; what is cold may always leave.
-    fn rests(&self, region: &Region, direction: Direction) -> bool {
-        let flips = match direction {
-            Direction::Promotion => region.flips().min(FLIPS_MAX),
-            Direction::Demotion => 0,
-        };
-        let rest = self.settings.rest_epochs << flips;
-        self.view.epoch < region.stuck_until()
-            || region
-                .moved()
-                .is_some_and(|(epoch, last)| last != direction && self.view.epoch < epoch + rest)
-    }
-}
-
-/// Of the rank that a node is on; what is on none costs nothing.
-fn latency(target: &TargetView<'_>, node: NodeId) -> f64 {
-    let rank = target.tiers.rank_of(node);
-    rank.map_or(0.0, |rank| target.tiers.ranks()[rank].latency_ns)
 }
 
 /// What a plan reckons with.
@@ -607,7 +510,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         self.trades.push(Trade {
             hot: page(place),
             cold: cold.map(page),
-            bytes: bytes.as_f64(),
+            bytes: bytes.0.max(self.each) as f64,
             promised: self.worth.mean(place) - less,
             margin,
         });

@@ -2,7 +2,9 @@ use proptest::prelude::*;
 
 use super::super::testing::{self, MIB, Scene, brief, regions};
 use super::*;
+use crate::tiering::observation::TargetId;
 use crate::tiering::observation::{Sample, Tally};
+use crate::tiering::region::Region;
 use crate::tiering::region::{RegionMap, Thresholds};
 use crate::units::{Nanos, PageRange, Pid};
 

@@ -13,7 +13,8 @@
 //! were moved. What is left of what was promised, as a share by the epochs that passed, is
 //! a curve that begins at one; its area is the number of epochs for which a move gains what
 //! it promises. Beyond eight epochs it goes on falling as it did from the fourth to the
-//! eighth. What is looked up is the last epoch's count alone, which did not make the page
+//! eighth. A plan counts by how much it wanted of what the largest in these eight epochs did:
+//! what is left to do when nearly all lies where it should says little of what comes next. What is looked up is the last epoch's count alone, which did not make the page
 //! seem hot: of noise nothing is left at once.
 //!
 //! There is one curve for exchanges of what is much hotter, one for what is hotter and one
@@ -33,8 +34,10 @@ use crate::units::VirtAddr;
 const LAGS: [u64; 4] = [1, 2, 4, 8];
 /// Epochs that each of these stands for, with those since the one before.
 const SPANS: [f64; 4] = [1.0, 1.0, 2.0, 4.0];
-/// Weight of what is known already when an epoch is added.
+/// Weight of what is known already when the plan that wanted most is added.
 const KEPT: f64 = 0.8;
+/// A plan that wanted less counts as if it had wanted this share of the one that wanted most.
+const LEAST_SHARE: f64 = 0.125;
 /// What is left of noise, at most: it counts as nothing.
 const NOISE: f64 = 0.2;
 /// Plans that are held to have lasted before any was looked up.
@@ -68,12 +71,18 @@ pub(super) struct Trade {
     pub(super) hot: (TargetId, VirtAddr),
     /// One that would give way, unless there is room.
     pub(super) cold: Option<(TargetId, VirtAddr)>,
-    /// How much of it there is.
+    /// Bytes of the plan that it stands for.
     pub(super) bytes: f64,
     /// By how much the one is worth more than the other.
     pub(super) promised: f64,
     /// How much hotter it is.
     pub(super) margin: Margin,
+}
+
+/// Bytes of a plan's exchanges with this margin.
+fn wanted(trades: &[Trade], margin: Margin) -> f64 {
+    let of_it = trades.iter().filter(|trade| trade.margin == margin);
+    of_it.map(|trade| trade.bytes).sum()
 }
 
 /// What is left after each of the [`LAGS`].
@@ -83,6 +92,18 @@ struct Curve {
     /// what they promised that were left.
     plans: [f64; LAGS.len()],
     left: [f64; LAGS.len()],
+}
+
+impl Curve {
+    /// Of a plan that wanted this share of what another one did, this is left of what it promised.
+    fn learn(&mut self, lag: usize, share: f64, left: f64) {
+        // Where all but a little lies where it should, that little says less.
+        let weight = share.clamp(LEAST_SHARE, 1.0);
+        let kept = KEPT.powf(weight);
+        self.plans[lag] = kept * self.plans[lag] + weight;
+        // Of more than was promised nothing is made up.
+        self.left[lag] = kept * self.left[lag] + weight * left.clamp(-1.0, 1.0);
+    }
 }
 
 impl Default for Curve {
@@ -117,6 +138,10 @@ impl Lasting {
         {
             self.plans.pop_front();
         }
+        let most = Margin::ALL.map(|margin| {
+            let wanted = self.plans.iter().map(|(_, trades)| wanted(trades, margin));
+            wanted.fold(0.0, f64::max)
+        });
         for (at, trades) in &self.plans {
             let Some(lag) = LAGS.iter().position(|lag| at + lag == epoch) else {
                 continue;
@@ -135,10 +160,8 @@ impl Lasting {
                     }
                 }
                 if promised > 0.0 {
-                    curve.plans[lag] = KEPT * curve.plans[lag] + 1.0;
-                    // Of more than was promised nothing is made up.
-                    let share = (left / promised).clamp(-1.0, 1.0);
-                    curve.left[lag] = KEPT * curve.left[lag] + share;
+                    let share = wanted(trades, margin) / most[margin as usize];
+                    curve.learn(lag, share, left / promised);
                 }
             }
         }
@@ -254,6 +277,30 @@ mod tests {
         }
         assert!(lasting.epochs(Margin::Small, 64) <= 0.0);
         assert!((lasting.epochs(Margin::of(0.9), 64) - 64.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_left_to_do_at_the_end_says_less() {
+        // Each set is hot for eight epochs; nearly all of it is moved in the first.
+        let mut lasting = Lasting::default();
+        let mut epochs = f64::INFINITY;
+        for epoch in 1..200 {
+            lasting.follow(epoch, |_, addr| {
+                Some(f64::from(u8::from(addr.0 / 8 == epoch / 8)))
+            });
+            let trade = Trade {
+                hot: (ID, VirtAddr(epoch)),
+                cold: None,
+                bytes: if epoch % 8 == 0 { 1.0 } else { 0.01 },
+                promised: 1.0,
+                margin: Margin::Large,
+            };
+            lasting.note(epoch, vec![trade]);
+            if epoch > 100 {
+                epochs = epochs.min(lasting.epochs(Margin::Large, 64));
+            }
+        }
+        assert!((2.5..8.0).contains(&epochs), "{epochs}");
     }
 
     #[test]

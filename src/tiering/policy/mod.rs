@@ -8,6 +8,7 @@ pub mod peers;
 mod place;
 #[cfg(test)]
 mod testing;
+mod worth;
 
 pub use adaptive::Adaptive;
 pub use hm_keeper::HmKeeper;

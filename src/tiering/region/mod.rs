@@ -29,6 +29,7 @@
 //! and, by halves, quota (a merge halves the quota, never below one).
 
 mod adapt;
+mod counting;
 mod edges;
 mod known;
 mod pages;
@@ -38,6 +39,7 @@ mod scars;
 pub use adapt::{Adapted, Thresholds};
 pub use pages::Pages;
 
+use counting::Counting;
 use known::{Doubt, Known};
 use scars::{Scars, Step};
 
@@ -54,13 +56,6 @@ const FLIPS_WITHIN: u64 = 6;
 
 /// As a share of what was written.
 const NOT_KNOWN: f32 = -1.0;
-
-/// A sweep of a region that takes more than one epoch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Counting {
-    next: VirtAddr,
-    pages: Pages,
-}
 
 /// Adjacent pages watched and moved as one.
 #[derive(Clone, Debug, PartialEq)]
@@ -292,50 +287,6 @@ impl Region {
     /// moved; 0: never.
     pub fn stuck_until(&self) -> u64 {
         self.stuck_until
-    }
-
-    /// Whether its residency was ever counted, not only derived.
-    pub(super) fn counted(&self) -> u64 {
-        self.counted
-    }
-
-    /// What of it to count next, at most `limit` pages.
-    pub(super) fn next_sweep(&self, limit: u64) -> PageRange {
-        let start = self
-            .counting
-            .as_ref()
-            .map_or(self.range.start(), |c| c.next);
-        let end = start
-            .checked_add(Bytes::from_pages(limit.max(1)))
-            .map_or(self.range.end(), |e| e.min(self.range.end()));
-        PageRange::new(start, end).unwrap_or(self.range)
-    }
-
-    /// Folds in a count of `range`, if it is the one that was due.
-    fn count(&mut self, range: PageRange, pages: &[(NodeId, u64)], epoch: u64) {
-        let due = self
-            .counting
-            .as_ref()
-            .map_or(self.range.start(), |c| c.next);
-        if range.start() != due || !self.range.covers(range) {
-            return;
-        }
-        let mut counting = self.counting.take().unwrap_or_else(|| {
-            Box::new(Counting {
-                next: range.start(),
-                pages: Pages::default(),
-            })
-        });
-        for &(node, count) in pages {
-            counting.pages.add(node, count);
-        }
-        counting.next = range.end();
-        if range.end() == self.range.end() {
-            self.pages = counting.pages;
-            self.counted = epoch;
-        } else {
-            self.counting = Some(counting);
-        }
     }
 
     /// The part of it in `range`; residency is prorated until counted again.

@@ -1,0 +1,108 @@
+//! What regions are worth, for [`adaptive`](super::adaptive).
+//!
+//! **Unit.** The *worth* of a region is the thread-seconds that its target waits per second,
+//! per byte of it and per nanosecond of latency.
+
+use super::place::Place;
+use super::{TargetView, View};
+use crate::tiering::observation::TargetId;
+use crate::tiering::plan::Direction;
+use crate::tiering::region::Region;
+use crate::tiering::settings::AdaptiveSettings;
+use crate::units::{NodeId, PAGE_BYTES, VirtAddr};
+
+/// Epochs of rest double at most so often.
+const FLIPS_MAX: u8 = 4;
+
+/// What regions are worth.
+pub(super) struct Worth<'a, 'v> {
+    pub(super) view: &'a View<'v>,
+    pub(super) settings: AdaptiveSettings,
+    /// Per target: the worth of a page that is accessed once per epoch, times its bytes.
+    scale: Vec<f64>,
+}
+
+impl<'a, 'v> Worth<'a, 'v> {
+    pub(super) fn of(view: &'a View<'v>, settings: AdaptiveSettings) -> Self {
+        let scale = view.targets.iter().map(|target| {
+            let mut waited = 0.0;
+            for region in target.regions {
+                let rate = view.rates.of(f64::from(region.heat()));
+                let density = rate / region.folio_bytes() as f64;
+                for (node, pages) in region.pages().iter() {
+                    let bytes = (pages * PAGE_BYTES) as f64;
+                    waited += density * bytes * latency(target, node);
+                }
+            }
+            if waited > 0.0 {
+                target.load * settings.memory_bound / waited
+            } else {
+                0.0
+            }
+        });
+        Self {
+            scale: scale.collect(),
+            view,
+            settings,
+        }
+    }
+
+    /// Of a region of the target at this place, with such a count.
+    fn at(&self, target: usize, region: &Region, count: f32) -> f64 {
+        let rate = self.view.rates.of(f64::from(count));
+        self.scale[target] * rate / region.folio_bytes() as f64
+    }
+
+    pub(super) fn mean(&self, place: Place) -> f64 {
+        let region = place.region_in(self.view);
+        self.at(place.target as usize, region, region.heat())
+    }
+
+    /// As if it were so many standard errors hotter, or colder, than it seems.
+    pub(super) fn beside(&self, place: Place, errors: f64) -> f64 {
+        #[allow(clippy::cast_possible_truncation)]
+        let errors = errors as f32;
+        let region = place.region_in(self.view);
+        let error = region.variance(f32::from(self.view.scans)).sqrt();
+        let count = region.heat() + errors * error;
+        self.at(
+            place.target as usize,
+            region,
+            count.clamp(0.0, f32::from(self.view.scans)),
+        )
+    }
+
+    /// By the last epoch alone; `None` where that tells nothing.
+    pub(super) fn latest(&self, target: TargetId, addr: VirtAddr) -> Option<f64> {
+        let at = self.view.targets.iter().position(|t| t.id == target)?;
+        if self.scale[at] <= 0.0 {
+            return None;
+        }
+        // What is no longer mapped is worth nothing any more.
+        let Some(region) = self.view.targets[at].region_at(addr) else {
+            return Some(0.0);
+        };
+        let count = region.is_fresh().then(|| region.latest())?;
+        Some(self.at(at, region, count))
+    }
+
+    /// Whether a region was moved the other way too recently, or could not be. What comes
+    /// back again and again has to wait longer each time; what is cold may always leave.
+    pub(super) fn rests(&self, region: &Region, direction: Direction) -> bool {
+        let flips = match direction {
+            Direction::Promotion => region.flips().min(FLIPS_MAX),
+            Direction::Demotion => 0,
+        };
+        let rest = self.settings.rest_epochs << flips;
+        self.view.epoch < region.stuck_until()
+            || region
+                .moved()
+                .is_some_and(|(epoch, last)| last != direction && self.view.epoch < epoch + rest)
+    }
+}
+
+/// Of the rank that a node is on; what is on none costs nothing.
+pub(super) fn latency(target: &TargetView<'_>, node: NodeId) -> f64 {
+    let rank = target.tiers.rank_of(node);
+    rank.map_or(0.0, |rank| target.tiers.ranks()[rank].latency_ns)
+}
