@@ -89,7 +89,8 @@ fn observation(turn: u64, bytes: u64, samples: Vec<Sample>) -> Observation {
             eligible: PageRange::new(VirtAddr(0), VirtAddr(bytes))
                 .into_iter()
                 .collect(),
-            cpu_time: Nanos::from_secs(100 * turn),
+            // A hundred CPUs, so that moves pay at any size.
+            cpu_time: Nanos::from_secs(1000 * turn),
             cpu_share: vec![(NodeId(0), 1.0)],
             allowed_nodes: None,
             excluded: Vec::new(),
