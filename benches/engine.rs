@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use hmkeeper::tiering::engine::Engine;
 use hmkeeper::tiering::observation::{
-    AccessSet, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, TargetId,
+    AccessSet, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, Share, TargetId,
     TargetKind, TargetMap,
 };
 use hmkeeper::tiering::plan::MoveOutcome;
@@ -94,6 +94,7 @@ fn observation(turn: u64, bytes: u64, samples: Vec<Sample>) -> Observation {
             cpu_share: vec![(NodeId(0), 1.0)],
             allowed_nodes: None,
             excluded: Vec::new(),
+            share: Share::default(),
         }],
         accesses,
         residency: Vec::new(),

@@ -101,6 +101,12 @@ pub struct TargetSpec {
     pub move_bound: bool,
     /// Move `mlock`ed memory as well.
     pub move_locked: bool,
+    /// Its part of the fastest memory beside other targets' ([`Share`]).
+    ///
+    /// [`Share`]: crate::tiering::observation::Share
+    pub weight: Option<u16>,
+    /// So much of the fastest memory is its own when it wants it.
+    pub floor: Bytes,
 }
 
 impl TargetSpec {
@@ -115,6 +121,8 @@ impl TargetSpec {
             exclude: Vec::new(),
             move_bound: false,
             move_locked: false,
+            weight: None,
+            floor: Bytes::ZERO,
         }
     }
 }

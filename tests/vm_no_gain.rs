@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{INTERVAL, Site, Workload, ballast, body, epoch, in_guest, short_or_full};
+use common::{INTERVAL, Site, Workload, ballast, body_as_shipped, epoch, in_guest, short_or_full};
 use hmkeeper::units::Bytes;
 
 const BUFFER: Bytes = Bytes::from_mib(512);
@@ -32,7 +32,7 @@ fn run(args: &[&str]) -> Outcome {
     let mut workload = Workload::start(&all);
     workload.phase();
     let site = Site::new();
-    site.write_config(&body(workload.pid(), ""));
+    site.write_config(&body_as_shipped(INTERVAL, workload.pid(), ""));
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());
     let begin = epoch(&daemon.status());

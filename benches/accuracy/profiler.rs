@@ -4,7 +4,7 @@ use hmkeeper::tiering::engine::Engine;
 use hmkeeper::tiering::governor::AIM;
 use hmkeeper::tiering::looks::Looks;
 use hmkeeper::tiering::observation::{
-    AccessSet, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, TargetId,
+    AccessSet, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, Share, TargetId,
     TargetKind, TargetMap,
 };
 use hmkeeper::tiering::plan::{MoveOutcome, Sweep};
@@ -139,6 +139,7 @@ impl Ours {
                 cpu_share: vec![(NodeId(0), 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),
+                share: Share::default(),
             }],
             accesses,
             // All of it is on the one node, and free to count: what samples cost is

@@ -380,6 +380,9 @@ fn targets(check: &mut Checker, raw: &[Spanned<RawTarget>]) -> Vec<TargetSpec> {
         let follow_children = flag(&raw.follow_children, "follow_children");
         let move_bound = flag(&raw.move_bound, "move_bound");
         let move_locked = flag(&raw.move_locked, "move_locked");
+        let remedy = "write 1, and more for who shall have more";
+        let weight = check.integer(raw.weight.as_ref(), &key("weight"), 1, 10_000, remedy);
+        let floor = check.bytes(raw.floor.as_ref(), &key("floor"), Bytes::ZERO);
         let include = mappings(check, raw.include.as_ref(), &key("include"));
         let exclude = mappings(check, raw.exclude.as_ref(), &key("exclude"));
         let Some(selector) = selector(check, section, i) else {
@@ -399,6 +402,8 @@ fn targets(check: &mut Checker, raw: &[Spanned<RawTarget>]) -> Vec<TargetSpec> {
             exclude,
             move_bound,
             move_locked,
+            weight: weight.and_then(|weight| u16::try_from(weight).ok()),
+            floor: floor.unwrap_or_default(),
         };
         specs.push((i, spec));
     }

@@ -192,6 +192,8 @@ pub struct RawTarget {
     pub exclude: Option<Entry>,
     pub move_bound: Option<Entry>,
     pub move_locked: Option<Entry>,
+    pub weight: Option<Entry>,
+    pub floor: Option<Entry>,
 }
 
 /// What may stand at a key.

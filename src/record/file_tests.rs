@@ -1,7 +1,7 @@
 use super::*;
 use crate::tiering::observation::{
-    AccessSet, EpochCost, Exclusion, Forgotten, NodeUsage, RangeResidency, Sample, Seen, TargetId,
-    TargetKind, TargetMap,
+    AccessSet, EpochCost, Exclusion, Forgotten, NodeUsage, RangeResidency, Sample, Seen, Share,
+    TargetId, TargetKind, TargetMap,
 };
 use crate::tiering::plan::{Direction, Move, MoveOutcome, MoveResult, PageCounts, Reason};
 use crate::tiering::tier::{MemoryKind, Node, TierTable};
@@ -44,6 +44,7 @@ fn observation(at: u64) -> Observation {
         cpu_share: vec![(NodeId(0), 1.0)],
         allowed_nodes: Some(vec![NodeId(0)]),
         excluded: vec![(Exclusion::Locked, Bytes(4096))],
+        share: Share::default(),
     };
     let moved = MoveResult {
         asked: Move {

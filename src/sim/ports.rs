@@ -8,7 +8,7 @@ use crate::ports::{
     SamplerKind, Selector, TargetEvent, TargetSpec, Targets, Wake,
 };
 use crate::tiering::observation::{
-    AccessSet, NodeUsage, RangeResidency, Sample, TargetKind, TargetMap,
+    AccessSet, NodeUsage, RangeResidency, Sample, Share, TargetKind, TargetMap,
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Sweep};
 use crate::units::{Nanos, Pid};
@@ -85,6 +85,7 @@ impl Targets for SimTargets {
                 cpu_share: vec![(process.home, 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),
+                share: Share::default(),
             });
         }
         for (pid, name) in self.watched.iter().filter(|w| !now.contains(w)).cloned() {

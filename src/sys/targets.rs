@@ -24,7 +24,7 @@ use std::sync::Arc;
 use super::clock::monotonic;
 use super::root::Root;
 use crate::ports::{PortError, Selector, TargetEvent, TargetSpec, Targets};
-use crate::tiering::observation::{TargetId, TargetMap};
+use crate::tiering::observation::{Share, TargetId, TargetMap};
 use crate::tiering::tier::TierTable;
 use crate::units::{Nanos, NodeId, PageRange, Pid};
 
@@ -51,6 +51,8 @@ struct Watched {
     id: TargetId,
     start_time: u64,
     spec: TargetSpec,
+    /// Its place among all.
+    entry: u32,
     /// Found as the child of one that was selected.
     child: bool,
     name: Arc<str>,
@@ -234,6 +236,7 @@ impl SysTargets {
             start_time: stat.start_time,
             name: name(spec, &stat),
             spec: spec.clone(),
+            entry: entry(found.spec),
             child: found.child,
             handle,
             known: Known::default(),
@@ -288,6 +291,11 @@ impl SysTargets {
             cpu_time: process::cpu_time(&self.root, pid, &stat),
             cpu_share: watched.cpu_share.clone(),
             allowed_nodes: allowed,
+            share: Share {
+                entry: watched.entry,
+                weight: watched.spec.weight,
+                floor: watched.spec.floor,
+            },
         }))
     }
 
@@ -387,6 +395,11 @@ fn shares(weights: &BTreeMap<NodeId, u64>) -> Vec<(NodeId, f64)> {
         .collect()
 }
 
+/// The number of a selector by its place.
+fn entry(at: usize) -> u32 {
+    u32::try_from(at).unwrap_or(u32::MAX)
+}
+
 fn name(spec: &TargetSpec, stat: &Stat) -> Arc<str> {
     spec.name.as_deref().unwrap_or(&stat.comm).into()
 }
@@ -399,10 +412,12 @@ impl Targets for SysTargets {
             let same = |spec: &&TargetSpec| {
                 spec.selector == watched.spec.selector && (!watched.child || spec.follow_children)
             };
-            let Some(spec) = specs.iter().find(same) else {
+            let Some(at) = specs.iter().position(|spec| same(&spec)) else {
                 return false;
             };
+            let spec = &specs[at];
             watched.spec = spec.clone();
+            watched.entry = entry(at);
             if let Some(name) = &spec.name {
                 watched.name = name.as_str().into();
             }

@@ -50,6 +50,20 @@ pub struct TargetMap {
     pub allowed_nodes: Option<Vec<NodeId>>,
     /// What is mapped but never touched by us, by why.
     pub excluded: Vec<(Exclusion, Bytes)>,
+    /// What it is due of the fastest memory beside others.
+    pub share: Share,
+}
+
+/// A target's claim to the fastest memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Targets with the same number have one claim together.
+    pub entry: u32,
+    /// Its part beside others', 1 where any of them has one; `None`: what gains most goes
+    /// first.
+    pub weight: Option<u16>,
+    /// So much of its warm memory lies on the fastest nodes, whatever others want.
+    pub floor: Bytes,
 }
 
 /// Why a mapping is never moved.

@@ -42,6 +42,7 @@ impl Engine {
                 tiers,
                 regions: self.targets[&target.id].map.regions(),
                 load: told.load,
+                share: target.share,
             })
             .collect();
         if targets.is_empty() {

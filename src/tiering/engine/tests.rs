@@ -1,6 +1,6 @@
 use super::*;
 use crate::tiering::observation::{
-    AccessSet, EpochCost, Forgotten, NodeUsage, RangeResidency, Seen, TargetKind,
+    AccessSet, EpochCost, Forgotten, NodeUsage, RangeResidency, Seen, Share, TargetKind,
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, Tier};
@@ -78,6 +78,7 @@ fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> Observation
             cpu_share: vec![(NodeId(0), 1.0)],
             allowed_nodes: None,
             excluded: Vec::new(),
+            share: Share::default(),
         }],
         accesses,
         residency: Vec::new(),

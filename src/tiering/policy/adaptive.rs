@@ -17,6 +17,8 @@
 //! is worth while lasts, it only watches, says so ([`PauseReason::NoGain`]), and goes
 //! on looking up what it would have gained.
 //!
+//! Targets with weights or floors have what they are due ([`shares`](super::shares)).
+//!
 //! How much is moved per epoch begins with `first_bytes`. It doubles when all of it was
 //! moved and what was promised is still there an epoch later, is halved when nothing pays,
 //! and stays below what there is time for and what `moving_limit` of the targets' CPU time pays.
@@ -31,8 +33,11 @@
 //! before its promotion; equals are never exchanged; what does not last is not moved, nor is
 //! what gains less than it costs.
 
+use std::collections::HashMap;
+
 use super::lasting::{Lasting, Margin, Trade};
 use super::place::{Place, numbered};
+use super::shares::{GiveWay, Shares};
 use super::worth::{Worth, latency};
 use super::{Budget, Done, Ledger, Policy, View};
 use crate::tiering::plan::{Direction, Move, Reason};
@@ -200,12 +205,12 @@ struct Candidate {
     from: NodeId,
 }
 
-/// How far the search for what gives way on a node has come.
+/// How far the search for what gives way on a node has come, for those with the same right
+/// to it.
 struct Cursor {
     node: NodeId,
+    class: usize,
     at: usize,
-    /// Bytes of the region there that go already.
-    taken: Bytes,
 }
 
 /// Who gives way to whom.
@@ -214,6 +219,8 @@ struct Victim {
     place: Place,
     to: NodeId,
     bytes: Bytes,
+    /// Whatever it loses: the other target is due it.
+    is_due: bool,
 }
 
 /// What became of an exchange.
@@ -234,6 +241,9 @@ struct Planner<'a, 'v> {
     /// Every region, what is worth least first.
     coldest: Vec<Place>,
     cursors: Vec<Cursor>,
+    /// Bytes of regions that leave a node already.
+    taken: HashMap<(u32, u32, NodeId), Bytes>,
+    shares: Shares,
     moves: Vec<Move>,
     trades: Vec<Trade>,
     /// Every so many bytes one exchange is looked up later.
@@ -251,6 +261,8 @@ impl<'a, 'v> Planner<'a, 'v> {
             free: Ledger::free(worth.view),
             coldest: Vec::new(),
             cursors: Vec::new(),
+            taken: HashMap::new(),
+            shares: Shares::of(worth.view, |region| worth.is_warm(region)),
             moves: Vec::new(),
             trades: Vec::new(),
             each,
@@ -281,9 +293,7 @@ impl<'a, 'v> Planner<'a, 'v> {
                 }
                 let place = Place { target, region };
                 coldest.add(self.worth.mean(place), place);
-                let threshold = self.worth.settings.promotion_threshold;
-                let is_warm = f64::from(r.heat()) >= threshold * f64::from(self.view.scans);
-                if !is_warm || !r.is_known() || self.worth.rests(r, Direction::Promotion) {
+                if !self.worth.is_warm(r) || self.worth.rests(r, Direction::Promotion) {
                     continue;
                 }
                 let mut surely = None;
@@ -354,12 +364,13 @@ impl<'a, 'v> Planner<'a, 'v> {
         // What a byte gains per second, and what gives way loses.
         let target = place.target_in(self.view);
         let gain = self.worth.mean(place) * (latency(target, from) - latency(target, to));
-        let lost = victim.map_or(0.0, |victim| self.lost(victim, to));
+        let loser = victim.filter(|victim| !victim.is_due);
+        let lost = loser.map_or(0.0, |victim| self.lost(victim, to));
         if gain <= lost {
             return Exchange::Loses;
         }
-        let margin = self.margin(place, victim);
-        self.remember(place, victim, bytes, margin);
+        let margin = self.margin(place, loser);
+        self.remember(place, loser, bytes, margin);
         let moved = bytes + victim.map_or(Bytes::ZERO, |victim| victim.bytes);
         let cost = self.terms.cost * moved.as_f64();
         let gained = (gain - lost) * bytes.as_f64() * (self.terms.seconds)(margin);
@@ -372,6 +383,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             place,
             to: down,
             bytes,
+            ..
         }) = victim
         {
             self.go(place, (to, down), bytes, Direction::Demotion);
@@ -401,6 +413,10 @@ impl<'a, 'v> Planner<'a, 'v> {
         direction: Direction,
     ) {
         let target = place.target_in(self.view);
+        if self.worth.is_warm(place.region_in(self.view)) {
+            self.shares.left(place.target, from, bytes);
+            self.shares.came(place.target, to, bytes);
+        }
         self.free.take(to, bytes);
         self.free.give(from, bytes);
         self.terms.left = self.terms.left.saturating_sub(bytes);
@@ -442,45 +458,80 @@ impl<'a, 'v> Planner<'a, 'v> {
         worth: f64,
         bytes: Bytes,
     ) -> Option<Victim> {
-        let slot = self.cursor(node);
+        let slot = self.cursor(node, self.shares.class(hotter.target));
         loop {
-            let Cursor { at, taken, .. } = self.cursors[slot];
+            let at = self.cursors[slot].at;
             let &place = self.coldest.get(at).filter(|_| !bytes.is_zero())?;
-            if self.worth.mean(place) >= worth {
+            let is_short = self.shares.is_short(hotter.target);
+            if self.worth.mean(place) >= worth && !is_short {
                 // All that follow are worth more, give or take a quarter.
                 return None;
             }
-            let region = place.region_in(self.view);
-            let here = Bytes::from_pages(region.pages().on(node)).saturating_sub(taken);
-            let may_go = !here.is_zero()
-                && place != hotter
-                && region.is_known()
-                && self.at_most(place) < worth
-                && !self.worth.rests(region, Direction::Demotion);
-            let down = may_go.then(|| self.next_down(place, node)).flatten();
-            let Some((to, room)) = down else {
-                let cursor = &mut self.cursors[slot];
-                (cursor.at, cursor.taken) = (at + 1, Bytes::ZERO);
-                continue;
-            };
-            // A folio leaves as a whole.
-            let folio = region.folio_bytes();
-            let lack = Bytes(bytes.0.div_ceil(folio) * folio);
-            let bytes = here.min(lack).min(room).min(self.terms.left);
-            self.cursors[slot].taken += bytes;
-            return Some(Victim { place, to, bytes });
+            let found = self.give_way(place, node, hotter, worth, bytes);
+            if found.is_some() {
+                return found;
+            }
+            self.cursors[slot].at = at + 1;
         }
     }
 
-    fn cursor(&mut self, node: NodeId) -> usize {
-        if let Some(slot) = self.cursors.iter().position(|c| c.node == node) {
+    /// What of a region on a node gives way to a hotter one.
+    fn give_way(
+        &mut self,
+        place: Place,
+        node: NodeId,
+        hotter: Place,
+        worth: f64,
+        bytes: Bytes,
+    ) -> Option<Victim> {
+        let region = place.region_in(self.view);
+        let key = (place.target, place.region, node);
+        let taken = self.taken.get(&key).copied().unwrap_or_default();
+        let here = Bytes::from_pages(region.pages().on(node)).saturating_sub(taken);
+        if here.is_zero()
+            || place == hotter
+            || !region.is_known()
+            || self.worth.rests(region, Direction::Demotion)
+        {
+            return None;
+        }
+        let give_way = if self.worth.is_warm(region) {
+            self.shares.between(hotter.target, place.target, node)
+        } else {
+            GiveWay::ByGain
+        };
+        // A folio leaves as a whole.
+        let folio = region.folio_bytes();
+        let folios = |most: Bytes| Bytes(most.0 / folio * folio);
+        let (most, is_due) = match give_way {
+            GiveWay::ByGain => (here, false),
+            GiveWay::Spare(most) => (folios(most), false),
+            GiveWay::Due(most) => (folios(most), true),
+        };
+        if !is_due && self.at_most(place) >= worth {
+            return None;
+        }
+        let (to, room) = self.next_down(place, node)?;
+        let lack = Bytes(bytes.0.div_ceil(folio) * folio);
+        let bytes = here.min(lack).min(room).min(most).min(self.terms.left);
+        if bytes.is_zero() {
+            return None;
+        }
+        *self.taken.entry(key).or_default() += bytes;
+        Some(Victim {
+            place,
+            to,
+            bytes,
+            is_due,
+        })
+    }
+
+    fn cursor(&mut self, node: NodeId, class: usize) -> usize {
+        let same = |c: &Cursor| c.node == node && c.class == class;
+        if let Some(slot) = self.cursors.iter().position(same) {
             return slot;
         }
-        self.cursors.push(Cursor {
-            node,
-            at: 0,
-            taken: Bytes::ZERO,
-        });
+        self.cursors.push(Cursor { node, class, at: 0 });
         self.cursors.len() - 1
     }
 

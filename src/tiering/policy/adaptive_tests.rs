@@ -2,10 +2,8 @@ use proptest::prelude::*;
 
 use super::super::testing::{self, MIB, Scene, brief, regions};
 use super::*;
-use crate::tiering::observation::TargetId;
-use crate::tiering::observation::{Sample, Tally};
-use crate::tiering::region::Region;
-use crate::tiering::region::{RegionMap, Thresholds};
+use crate::tiering::observation::{Sample, Share, Tally, TargetId};
+use crate::tiering::region::{Region, RegionMap, Thresholds};
 use crate::units::{Nanos, PageRange, Pid};
 
 fn adaptive() -> Adaptive {
@@ -243,4 +241,96 @@ proptest! {
             }
         }
     }
+}
+
+/// Of an entry with a weight, or with a floor of so many MiB.
+fn share(entry: u32, weight: Option<u16>, floor: u64) -> Share {
+    Share {
+        entry,
+        weight,
+        floor: Bytes::from_mib(floor),
+    }
+}
+
+/// MiB that go to node 0, and that leave it, of each of two targets.
+fn went(moves: &[Move]) -> [(u64, u64); 2] {
+    [1, 2].map(|target| {
+        let of_it = || moves.iter().filter(|m| m.target == TargetId(target));
+        let sum = |node: &dyn Fn(&Move) -> NodeId| {
+            let those = of_it().filter(|m| node(m) == NodeId(0));
+            those.map(|m| m.limit.0 / MIB).sum()
+        };
+        (sum(&|m| m.to), sum(&|m| m.from))
+    })
+}
+
+#[test]
+fn weights_divide_the_fastest_node() {
+    // Equally hot, and the second one was there first.
+    let (late, early) = (regions(&[(3.0, 3); 16]), regions(&[(3.0, 0); 8]));
+    let plan = |shares: [Share; 2]| {
+        let scene = Scene::of(&late, [0, 100, 100, 100]);
+        let beside = [(early.as_slice(), shares[1])];
+        went(&testing::decide_beside(
+            &mut adaptive(),
+            scene,
+            shares[0],
+            &beside,
+            ALL,
+        ))
+    };
+    // By gain alone equals are not exchanged, nor where all are one entry's.
+    assert_eq!(plan([share(0, None, 0), share(1, None, 0)]), [(0, 0); 2]);
+    assert_eq!(
+        plan([share(0, Some(3), 0), share(0, Some(3), 0)]),
+        [(0, 0); 2]
+    );
+    assert_eq!(
+        plan([share(0, Some(3), 0), share(1, Some(1), 0)]),
+        [(12, 0), (0, 12)]
+    );
+    // One that names no weight has one.
+    assert_eq!(
+        plan([share(0, Some(3), 0), share(1, None, 0)]),
+        [(12, 0), (0, 12)]
+    );
+    assert_eq!(
+        plan([share(0, None, 6), share(1, None, 0)]),
+        [(6, 0), (0, 6)]
+    );
+    assert_eq!(
+        plan([share(0, None, 6), share(1, None, 14)]),
+        [(4, 0), (0, 4)]
+    );
+}
+
+#[test]
+fn who_has_its_part_is_left_alone_whoever_gains_more() {
+    // Six to two, as it is due. Each of the second one's few is waited for longer.
+    let first = regions(&[(3.0, 0), (3.0, 0), (3.0, 0), (3.0, 3), (3.0, 3)]);
+    let second = regions(&[(1.5, 0), (1.5, 3), (1.5, 3)]);
+    let plan = |weights: [Option<u16>; 2]| {
+        let scene = Scene::of(&first, [0, 100, 100, 100]);
+        let beside = [(second.as_slice(), share(1, weights[1], 0))];
+        let mut policy = adaptive();
+        went(&testing::decide_beside(
+            &mut policy,
+            scene,
+            share(0, weights[0], 0),
+            &beside,
+            ALL,
+        ))
+    };
+    assert_eq!(plan([Some(3), Some(1)]), [(0, 0); 2]);
+    assert_eq!(plan([None, None]), [(0, 4), (4, 0)]);
+}
+
+#[test]
+fn what_is_cold_belongs_to_nobody() {
+    let first = regions(&[(3.0, 3), (3.0, 3)]);
+    let second = regions(&[(0.0, 0), (0.0, 0)]);
+    let scene = Scene::of(&first, [0, 100, 100, 100]);
+    let beside = [(second.as_slice(), share(1, Some(9), 100))];
+    let moves = testing::decide_beside(&mut adaptive(), scene, share(0, Some(1), 0), &beside, ALL);
+    assert_eq!(went(&moves), [(4, 0), (0, 4)]);
 }

@@ -6,6 +6,7 @@ mod lasting;
 mod ledger;
 pub mod peers;
 mod place;
+mod shares;
 #[cfg(test)]
 mod testing;
 mod worth;
@@ -15,7 +16,7 @@ pub use hm_keeper::HmKeeper;
 pub use ledger::Ledger;
 pub use peers::PeerPolicy;
 
-use super::observation::TargetId;
+use super::observation::{Share, TargetId};
 use super::plan::Move;
 use super::region::Region;
 use super::report::PauseReason;
@@ -37,6 +38,8 @@ pub struct TargetView<'a> {
     pub regions: &'a [Region],
     /// CPUs that it used in the epoch.
     pub load: f64,
+    /// What it is due beside others.
+    pub share: Share,
 }
 
 impl<'a> TargetView<'a> {

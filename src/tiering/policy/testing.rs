@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::{Budget, Done, Policy, TargetView, View};
-use crate::tiering::observation::TargetId;
+use crate::tiering::observation::{Share, TargetId};
 use crate::tiering::plan::Move;
 use crate::tiering::region::{Region, RegionMap};
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable, TierView};
@@ -90,17 +90,33 @@ impl<'a> Scene<'a> {
 
 /// What it makes of that.
 pub(super) fn decide(policy: &mut dyn Policy, scene: Scene<'_>, budget: Budget) -> Vec<Move> {
+    decide_beside(policy, scene, Share::default(), &[], budget)
+}
+
+/// The same of several targets: the scene's, and others beside it.
+pub(super) fn decide_beside(
+    policy: &mut dyn Policy,
+    scene: Scene<'_>,
+    share: Share,
+    others: &[(&[Region], Share)],
+    budget: Budget,
+) -> Vec<Move> {
     let (tiers, rates) = (tiers(), Rates::new(SPAN, 3));
+    let first = std::iter::once((scene.regions, share));
+    let targets = (1..).zip(first.chain(others.iter().copied()));
     let view = View {
         epoch: scene.epoch,
         scans: 3,
-        targets: vec![TargetView {
-            id: TargetId(1),
-            pid: Pid(1),
-            tiers: &tiers,
-            regions: scene.regions,
-            load: scene.load,
-        }],
+        targets: targets
+            .map(|(number, (regions, share))| TargetView {
+                id: TargetId(number),
+                pid: Pid(i32::try_from(number).unwrap()),
+                tiers: &tiers,
+                regions,
+                load: scene.load,
+                share,
+            })
+            .collect(),
         room: (0..)
             .zip(scene.room)
             .map(|(n, mib)| (NodeId(n), Bytes::from_mib(mib)))

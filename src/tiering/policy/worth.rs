@@ -53,6 +53,12 @@ impl<'a, 'v> Worth<'a, 'v> {
         self.scale[target] * rate / region.folio_bytes() as f64
     }
 
+    /// Whether a region is hot enough to be promoted.
+    pub(super) fn is_warm(&self, region: &Region) -> bool {
+        let least = self.settings.promotion_threshold * f64::from(self.view.scans);
+        region.is_known() && f64::from(region.heat()) >= least
+    }
+
     pub(super) fn mean(&self, place: Place) -> f64 {
         let region = place.region_in(self.view);
         self.at(place.target as usize, region, region.heat())
