@@ -124,13 +124,18 @@ impl Engine {
 
     /// New settings and tiers; what was learnt of the targets is kept.
     pub fn configure(&mut self, settings: EngineSettings, tiers: TierTable) {
-        if settings.policy != self.settings.policy {
+        if !settings.policy.decides_as(&self.settings.policy) {
             self.policy = policy::build(&settings.policy);
         }
-        if settings.profiling.window_rule() != self.settings.profiling.window_rule() {
-            self.span = Span::new(settings.profiling.window_rule());
+        let (new, old) = (settings.profiling, self.settings.profiling);
+        let before = self.span.get();
+        if new.window_rule() != old.window_rule() {
+            self.span = Span::new(new.window_rule());
         }
-        self.rates = Rates::new(self.span.get(), settings.profiling.scans);
+        let span = self.span.get();
+        if new.scans != old.scans || span < before || span > before {
+            self.restate(Rates::new(span, new.scans));
+        }
         self.settings = settings;
         self.tiers = tiers;
     }
@@ -193,7 +198,7 @@ impl Engine {
             .zip(&views)
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
-        let moves = self.decide(seen, &told, &views, &paused);
+        let moves = self.decide(seen, &told, &views, &paused, allotted.interval);
         let (samples, expected, sweeps) = self.look_next(seen, allotted.sweep_pages);
         let looks = if self.settings.profiling.overhead_control {
             allotted.samples

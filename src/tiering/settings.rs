@@ -296,6 +296,20 @@ pub struct PolicySettings {
     pub hm_keeper: HmKeeperSettings,
 }
 
+impl PolicySettings {
+    /// Whether a policy made of these decides as one of those does.
+    pub fn decides_as(&self, other: &Self) -> bool {
+        self.name == other.name
+            && match self.name {
+                PolicyName::Adaptive => self.adaptive == other.adaptive,
+                PolicyName::HmKeeper | PolicyName::HmKeeperHierarchical => {
+                    self.hm_keeper == other.hm_keeper
+                }
+                _ => true,
+            }
+    }
+}
+
 /// Everything that the engine can be told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineSettings {

@@ -96,11 +96,9 @@ impl Span {
         if self.least <= 1.0 || scans < 2 {
             return (None, None);
         }
-        let (wider, narrower) = (self.now * STEP, self.now / STEP);
-        let shortest = interval.as_secs_f64() * share(wider, scans, scans - 1);
         (
-            Some(wider).filter(|_| shortest >= SHORTEST.as_secs_f64()),
-            Some(narrower).filter(|&span| span >= self.least),
+            Some(self.now * STEP).filter(|&span| fits(span, interval, scans)),
+            Some(self.now / STEP).filter(|&span| span >= self.least),
         )
     }
 
@@ -115,6 +113,14 @@ impl Span {
         above: impl Fn(f64) -> Bytes,
     ) -> bool {
         let full = |span| Rates::new(span, scans).of(f64::from(scans) - FULL_FROM);
+        // Epochs may have become shorter since.
+        let before = self.now;
+        while self.now > self.least && !fits(self.now, interval, scans) {
+            self.now = (self.now / STEP).max(self.least);
+        }
+        if self.now < before {
+            return true;
+        }
         let (wider, narrower) = self.beside(interval, scans);
         let most = fastest.as_f64();
         if above(full(self.now)).as_f64() > WIDEN * most {
@@ -130,6 +136,12 @@ impl Span {
         }
         false
     }
+}
+
+/// Whether the shortest window of such a span is one that can be kept.
+fn fits(span: f64, interval: Nanos, scans: u8) -> bool {
+    let shortest = interval.as_secs_f64() * share(span, scans, scans.saturating_sub(1));
+    shortest >= SHORTEST.as_secs_f64()
 }
 
 /// Whether what a scan saw is to be believed.
@@ -273,6 +285,10 @@ mod tests {
         let mut short = Span::new(WindowRule::Tapered);
         while short.follow(Nanos::from_secs(2), 3, fastest, |_| Bytes(160)) {}
         assert!((short.get() - 64.0).abs() < 1e-9);
+        // Nor does it stay so when they become shorter.
+        let mut shrunk = span;
+        while shrunk.follow(Nanos::from_secs(2), 3, fastest, above) {}
+        assert!((shrunk.get() - 64.0).abs() < 1e-9);
         let none = |_| Bytes(1);
         while span.follow(interval, 3, fastest, none) {}
         assert!((span.get() - SPAN).abs() < 1e-9);

@@ -28,6 +28,7 @@ impl Engine {
         told: &[Told],
         views: &[TierView],
         paused: &[Option<PauseReason>],
+        interval: Nanos,
     ) -> Vec<Move> {
         let targets: Vec<TargetView<'_>> = seen
             .targets
@@ -53,7 +54,7 @@ impl Engine {
             scans: self.settings.profiling.scans,
             targets,
             room: self.room(&seen.nodes),
-            interval: self.settings.profiling.interval,
+            interval,
             rates: &self.rates,
             done: done(seen),
         };
@@ -123,7 +124,12 @@ impl Engine {
         if !self.span.follow(interval, scans, fastest, above) {
             return;
         }
-        let wanted = Rates::new(self.span.get(), scans);
+        self.restate(Rates::new(self.span.get(), scans));
+    }
+
+    /// All counts as windows with these rates would have had them.
+    pub(super) fn restate(&mut self, wanted: Rates) {
+        let rates = &self.rates;
         for tracked in self.targets.values_mut() {
             #[allow(clippy::cast_possible_truncation)]
             let restated = |count: f32| wanted.count(rates.of(f64::from(count))) as f32;

@@ -82,7 +82,10 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         })
         .collect();
     let mut paused: Vec<PauseReason> = ratios.paused.iter().flatten().copied().collect();
-    paused.extend(engine.policy.holds_back());
+    // With nobody to decide for it was not asked.
+    if ratios.paused.iter().any(Option::is_none) {
+        paused.extend(engine.policy.holds_back());
+    }
     paused.sort_unstable();
     paused.dedup();
     EpochReport {

@@ -38,8 +38,10 @@ use std::collections::HashMap;
 use super::lasting::{Lasting, Margin, Trade};
 use super::place::{Place, numbered};
 use super::shares::{GiveWay, Shares};
-use super::worth::{Worth, latency};
+use super::sorted::Sorted;
+use super::worth::{Loads, Worth, latency};
 use super::{Budget, Done, Ledger, Policy, View};
+use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Direction, Move, Reason};
 use crate::tiering::report::PauseReason;
 use crate::tiering::settings::AdaptiveSettings;
@@ -47,15 +49,18 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 
 /// Seconds that moving a byte costs before any was moved: 2.5 us for a page of 4 KiB.
 const COST_AT_FIRST: f64 = 2.5e-6 / PAGE_BYTES as f64;
-/// Weight of the newest epoch in what a byte costs, how many times as much as before it is
-/// held to be at once, and by how much it is forgotten per epoch in which nothing is moved.
+/// Weight of the newest epoch in what a byte costs, and how many times as much as before it
+/// is held to be at once.
 const COST_EMA: f64 = 0.3;
 const COST_JUMPS: f64 = 4.0;
-const COST_FADES: f64 = 0.05;
+/// While nothing is moved because it costs too much, it is held to cost so much less with each
+/// epoch, down to a share of what it is at first: until something is tried, and measured.
+const COST_FADES: f64 = 0.99;
+const COST_LEAST: f64 = 1.0 / 16.0;
 /// Exchanges of one plan that are looked up later.
 const TRADES: usize = 64;
-/// The budget never falls below this share of what it begins with: something must be
-/// tried for its cost to be known.
+/// The budget never falls below this share of what it begins with, whatever moving costs:
+/// something must be tried for its cost to be known.
 const LEAST_SHARE: u64 = 8;
 /// Epochs for which it is said that nothing pays after it last was so: as long as exchanges
 /// are looked up.
@@ -72,8 +77,11 @@ pub struct Adaptive {
     cost: f64,
     /// Bytes that the last plan was to move.
     asked: Bytes,
+    /// Whether most of that was, as far as is known, to be worth while for an epoch at least.
+    lasts: bool,
     /// Epochs for which it goes on saying so once it has held back.
     holds_back: u8,
+    loads: Loads,
 }
 
 impl Adaptive {
@@ -85,7 +93,9 @@ impl Adaptive {
             budget: settings.first_bytes,
             cost: COST_AT_FIRST,
             asked: Bytes::ZERO,
+            lasts: true,
             holds_back: 0,
+            loads: Loads::default(),
         }
     }
 
@@ -99,12 +109,15 @@ impl Adaptive {
         } = view.done;
         let first = self.settings.first_bytes;
         let least = Bytes(first.0 / LEAST_SHARE);
+        if self.holds_back == SAYS_SO {
+            self.cost *= COST_FADES;
+            self.cost = self.cost.max(COST_LEAST * COST_AT_FIRST);
+        }
         if moved.is_zero() {
-            // What seems too dear must be tried again some day.
-            self.cost += COST_FADES * (COST_AT_FIRST - self.cost);
+            // Nothing was learnt.
         } else if cost.0 > 0 {
-            // Of a few pages it is looking for them that costs, and says nothing of a byte.
-            let weight = COST_EMA * (moved.as_f64() / least.as_f64()).min(1.0);
+            // Of a few pages it is looking for them that costs, and says little of a byte.
+            let weight = COST_EMA * (moved.as_f64() / least.as_f64()).sqrt().min(1.0);
             let cost = (cost.as_secs_f64() / moved.as_f64()).min(COST_JUMPS * self.cost);
             self.cost += weight * (cost - self.cost);
         }
@@ -112,10 +125,10 @@ impl Adaptive {
             self.budget = Bytes(self.budget.0 / 2);
         } else if deferred.0 > self.asked.0 / 8 {
             self.budget = moved;
-        } else if self.asked.0 > self.budget.0 / 8 * 7 && self.lasting.holds() {
+        } else if self.asked.0 > self.budget.0 / 8 * 7 && self.lasts {
             self.budget = Bytes(self.budget.0.saturating_mul(2));
         }
-        let load: f64 = view.targets.iter().map(|t| t.load).sum();
+        let load = self.loads.sum();
         let seconds = self.settings.moving_limit * load * view.interval.as_secs_f64();
         // `as` saturates.
         let most = Bytes((seconds / self.cost) as u64);
@@ -138,20 +151,32 @@ impl Policy for Adaptive {
     }
 
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
-        let worth = Worth::of(view, self.settings);
+        let loads = self.loads.follow(view);
+        let worth = Worth::of(view, self.settings, &loads);
+        let ids: Vec<TargetId> = view.targets.iter().map(|target| target.id).collect();
+        self.lasting.keep(&ids);
         self.lasting
             .follow(view.epoch, |target, addr| worth.latest(target, addr));
         self.learn(view);
+        let left = self.budget.min(budget.bytes);
         let (lasting, horizon) = (&self.lasting, self.settings.horizon);
         let interval = view.interval.as_secs_f64();
+        let seconds = |id, margin| lasting.epochs(id, margin, horizon) * interval;
+        let of_each = |what: &dyn Fn(TargetId, Margin) -> f64| {
+            let of = |&id: &TargetId| Margin::ALL.map(|margin| what(id, margin));
+            ids.iter().map(of).collect()
+        };
         let terms = Terms {
-            seconds: &|margin| lasting.epochs(margin, horizon) * interval,
+            seconds: of_each(&seconds),
+            first: of_each(&|id, margin| lasting.first(id, margin)),
             cost: self.cost,
-            left: self.budget.min(budget.bytes),
+            left,
+            thought: left,
         };
         let mut planner = Planner::new(&worth, terms);
         planner.plan();
         let Planner { moves, trades, .. } = planner;
+        self.lasts = planner.lasts >= 0.5 * moves.iter().map(|m| m.limit.as_f64()).sum::<f64>();
         self.holds_back = match (moves.is_empty(), trades.is_empty()) {
             (true, false) => SAYS_SO,
             (true, true) => self.holds_back.saturating_sub(1),
@@ -164,38 +189,17 @@ impl Policy for Adaptive {
 }
 
 /// What a plan reckons with.
-#[derive(Clone, Copy)]
-struct Terms<'a> {
-    /// For which a move gains what it promises.
-    seconds: &'a dyn Fn(Margin) -> f64,
+struct Terms {
+    /// For how long a move gains what it promises, in seconds: per target and margin.
+    seconds: Vec<[f64; Margin::ALL.len()]>,
+    /// What share of it an epoch later.
+    first: Vec<[f64; Margin::ALL.len()]>,
     /// Of moving a byte, in seconds.
     cost: f64,
-    /// Bytes that may be moved.
+    /// Bytes that may be moved, and that may be remembered of what does not pay: what gains
+    /// most for a moment must not take the place of what gains for long.
     left: Bytes,
-}
-
-/// Positive numbers in order, to a quarter of their size.
-struct Sorted<T>(Vec<Vec<T>>);
-
-impl<T> Sorted<T> {
-    /// Of a float's bits all but its exponent and two more.
-    const SHIFT: u32 = 21;
-
-    fn new() -> Self {
-        let buckets = (f32::INFINITY.to_bits() >> Self::SHIFT) + 1;
-        Self((0..buckets).map(|_| Vec::new()).collect())
-    }
-
-    #[allow(clippy::cast_possible_truncation)]
-    fn add(&mut self, number: f64, item: T) {
-        // Without a sign a float's bits grow with it; NaN is nothing.
-        let bits = (number as f32).max(0.0).to_bits();
-        self.0[(bits >> Self::SHIFT) as usize].push(item);
-    }
-
-    fn ascending(self) -> impl DoubleEndedIterator<Item = T> {
-        self.0.into_iter().flatten()
-    }
+    thought: Bytes,
 }
 
 /// Something that may be promoted.
@@ -236,7 +240,7 @@ enum Exchange {
 struct Planner<'a, 'v> {
     worth: &'a Worth<'a, 'v>,
     view: &'a View<'v>,
-    terms: Terms<'a>,
+    terms: Terms,
     free: Ledger,
     /// Every region, what is worth least first.
     coldest: Vec<Place>,
@@ -245,6 +249,8 @@ struct Planner<'a, 'v> {
     taken: HashMap<(u32, u32, NodeId), Bytes>,
     shares: Shares,
     moves: Vec<Move>,
+    /// Bytes of moves that are going to be worth while for an epoch, each as far as it is.
+    lasts: f64,
     trades: Vec<Trade>,
     /// Every so many bytes one exchange is looked up later.
     each: u64,
@@ -252,7 +258,7 @@ struct Planner<'a, 'v> {
 }
 
 impl<'a, 'v> Planner<'a, 'v> {
-    fn new(worth: &'a Worth<'a, 'v>, terms: Terms<'a>) -> Self {
+    fn new(worth: &'a Worth<'a, 'v>, terms: Terms) -> Self {
         let each = (terms.left.0 / TRADES as u64).max(1);
         Self {
             worth,
@@ -264,6 +270,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             taken: HashMap::new(),
             shares: Shares::of(worth.view, |region| worth.is_warm(region)),
             moves: Vec::new(),
+            lasts: 0.0,
             trades: Vec::new(),
             each,
             until_next: 0,
@@ -363,22 +370,27 @@ impl<'a, 'v> Planner<'a, 'v> {
         let Candidate { place, from } = candidate;
         // What a byte gains per second, and what gives way loses.
         let target = place.target_in(self.view);
-        let gain = self.worth.mean(place) * (latency(target, from) - latency(target, to));
+        let saved = latency(target, from) - latency(target, to);
+        let gain = self.worth.mean(place) * saved * bytes.as_f64();
         let loser = victim.filter(|victim| !victim.is_due);
         let lost = loser.map_or(0.0, |victim| self.lost(victim, to));
         if gain <= lost {
             return Exchange::Loses;
         }
         let margin = self.margin(place, loser);
-        self.remember(place, loser, bytes, margin);
+        let kind = (place.target as usize, margin as usize);
         let moved = bytes + victim.map_or(Bytes::ZERO, |victim| victim.bytes);
         let cost = self.terms.cost * moved.as_f64();
-        let gained = (gain - lost) * bytes.as_f64() * (self.terms.seconds)(margin);
-        if gained < self.worth.settings.payback * cost {
-            // Thought of is as good as done.
-            self.terms.left = self.terms.left.saturating_sub(moved);
+        let seconds = self.terms.seconds[kind.0][kind.1];
+        if (gain - lost) * seconds < self.worth.settings.payback * cost {
+            if !self.terms.thought.is_zero() {
+                self.remember(place, loser, bytes, margin);
+            }
+            self.terms.thought = self.terms.thought.saturating_sub(moved);
             return Exchange::CostsMore;
         }
+        self.remember(place, loser, bytes, margin);
+        self.lasts += self.terms.first[kind.0][kind.1] * moved.as_f64();
         if let Some(Victim {
             place,
             to: down,
@@ -386,6 +398,8 @@ impl<'a, 'v> Planner<'a, 'v> {
             ..
         }) = victim
         {
+            let key = (place.target, place.region, to);
+            *self.taken.entry(key).or_default() += bytes;
             self.go(place, (to, down), bytes, Direction::Demotion);
         }
         self.go(place, (from, to), bytes, Direction::Promotion);
@@ -398,10 +412,11 @@ impl<'a, 'v> Planner<'a, 'v> {
         Margin::of((heat(place) - less) / f32::from(self.view.scans.max(1)))
     }
 
-    /// What a byte of a victim loses per second.
+    /// What a victim loses per second.
     fn lost(&self, victim: Victim, from: NodeId) -> f64 {
         let target = victim.place.target_in(self.view);
-        self.worth.mean(victim.place) * (latency(target, victim.to) - latency(target, from))
+        let longer = latency(target, victim.to) - latency(target, from);
+        self.worth.mean(victim.place) * longer * victim.bytes.as_f64()
     }
 
     /// One move.
@@ -477,7 +492,7 @@ impl<'a, 'v> Planner<'a, 'v> {
 
     /// What of a region on a node gives way to a hotter one.
     fn give_way(
-        &mut self,
+        &self,
         place: Place,
         node: NodeId,
         hotter: Place,
@@ -517,7 +532,6 @@ impl<'a, 'v> Planner<'a, 'v> {
         if bytes.is_zero() {
             return None;
         }
-        *self.taken.entry(key).or_default() += bytes;
         Some(Victim {
             place,
             to,

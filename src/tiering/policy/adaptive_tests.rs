@@ -139,14 +139,18 @@ fn the_budget_grows_while_all_of_it_is_moved_and_that_lasts() {
     }
     // In the fourth there was time for 10 of 16.
     assert_eq!(sizes, [4, 8, 16, 10, 20]);
-    // A target that hardly runs pays for little.
-    let scene = Scene {
-        epoch: 6,
-        load: 1e-4,
-        ..Scene::of(&regions, [1000; 4])
-    };
-    let moves = testing::decide(&mut policy, scene, ALL);
-    assert!(moves.iter().map(|m| m.limit).sum::<Bytes>() < Bytes::from_mib(4));
+    // A target that hardly runs any more pays for little.
+    let mut last = Bytes::ZERO;
+    for epoch in 6..60 {
+        let scene = Scene {
+            epoch,
+            load: 1e-4,
+            ..Scene::of(&regions, [1000; 4])
+        };
+        let moves = testing::decide(&mut policy, scene, ALL);
+        last = moves.iter().map(|m| m.limit).sum();
+    }
+    assert!(last < Bytes::from_mib(4), "{last}");
 }
 
 #[test]
@@ -189,19 +193,102 @@ fn what_was_moved_back_rests_longer_each_time() {
         map.adapt(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
     }
     let (up, down) = (Direction::Promotion, Direction::Demotion);
-    for (epoch, rest) in [(10, 4), (12, 16), (50, 16)] {
-        map.record_move(range, NodeId(3), NodeId(0), 512, (epoch - 1, up));
-        map.record_move(range, NodeId(0), NodeId(3), 512, (epoch, down));
-        let moves_in = |epoch| {
-            let scene = Scene {
-                epoch,
-                ..Scene::of(map.regions(), [10; 4])
-            };
-            testing::decide(&mut adaptive(), scene, ALL).len()
+    // As soon as it is promoted it has to go again.
+    let mut promoted = Vec::new();
+    let mut policy = adaptive();
+    for epoch in 10..200 {
+        let scene = Scene {
+            epoch,
+            ..Scene::of(map.regions(), [10; 4])
         };
-        // Moved back at once; again twice; the third time after a long while.
-        assert_eq!((moves_in(epoch + rest - 1), moves_in(epoch + rest)), (0, 1));
+        if !testing::decide(&mut policy, scene, ALL).is_empty() {
+            map.record_move(range, NodeId(3), NodeId(0), 512, (epoch, up));
+            map.record_move(range, NodeId(0), NodeId(3), 512, (epoch, down));
+            promoted.push(epoch);
+        }
+        map.adapt(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
     }
+    let rests: Vec<u64> = promoted.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(rests, [4, 16, 32, 32, 32, 32, 32]);
+    // That is not for ever.
+    for _ in 0..200 {
+        map.adapt(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
+    }
+    assert_eq!(map.regions()[0].flips(), 0);
+}
+
+#[test]
+fn what_does_not_last_does_not_take_the_place_of_what_does() {
+    let mut policy = adaptive();
+    // Much hotter for a moment each, and of all that may be moved; less hot for long.
+    let mut moved = Vec::new();
+    for epoch in 1..60_usize {
+        let hot = |at: usize| if at / 100 == epoch % 8 { 3.0 } else { 0.0 };
+        let mut list: Vec<(f32, u32)> = (0..800).map(|at| (hot(at), 3)).collect();
+        list.extend([(1.5, 3); 4]);
+        let regions = regions(&list);
+        let scene = Scene {
+            epoch: epoch as u64,
+            ..Scene::of(&regions, [4000, 0, 0, 0])
+        };
+        let moves = testing::decide(&mut policy, scene, ALL);
+        let lasts = |m: &&Move| m.range.start().0 >= 800 * 2 * MIB;
+        moved.push((moves.len(), moves.iter().filter(lasts).count()));
+    }
+    assert!(
+        moved[40..].iter().all(|&moves| moves == (4, 4)),
+        "{moved:?}"
+    );
+}
+
+#[test]
+fn what_one_target_does_says_nothing_of_another() {
+    let mut policy = adaptive();
+    let lasting = regions(&[(3.0, 3), (3.0, 3)]);
+    for epoch in 1..60_usize {
+        let hot = |at: usize| if at == epoch % 8 { 3.0 } else { 0.0 };
+        let list: Vec<(f32, u32)> = (0..8).map(|at| (hot(at), 3)).collect();
+        let jumping = regions(&list);
+        let scene = Scene {
+            epoch: epoch as u64,
+            ..Scene::of(&jumping, [100, 0, 0, 0])
+        };
+        let beside = [(lasting.as_slice(), Share::default())];
+        let moves = testing::decide_beside(&mut policy, scene, Share::default(), &beside, ALL);
+        if epoch > 40 {
+            let whose: Vec<TargetId> = moves.iter().map(|m| m.target).collect();
+            assert_eq!(whose, [TargetId(2); 2], "{epoch}");
+        }
+    }
+}
+
+#[test]
+fn what_was_too_dear_is_tried_again() {
+    let mut policy = adaptive();
+    let regions = regions(&[(3.0, 3); 40]);
+    let mut tried = Vec::new();
+    let mut done = Done::default();
+    for epoch in 1..400 {
+        let scene = Scene {
+            epoch,
+            done,
+            ..Scene::of(&regions, [100, 0, 0, 0])
+        };
+        let moves = testing::decide(&mut policy, scene, ALL);
+        // Ten seconds for each MiB: far more than it ever gains.
+        let moved: Bytes = moves.iter().map(|m| m.limit).sum();
+        done = Done {
+            moved,
+            deferred: Bytes::ZERO,
+            cost: Nanos::from_secs(10 * moved.0 / MIB),
+        };
+        if !moves.is_empty() {
+            tried.push(epoch);
+        }
+    }
+    // Now and then.
+    assert!(tried.iter().any(|&epoch| epoch > 200), "{tried:?}");
+    assert!(tried.len() < 60, "{tried:?}");
 }
 
 proptest! {

@@ -17,7 +17,7 @@
 //! what is left to do when nearly all lies where it should says little of what comes next. What is looked up is the last epoch's count alone, which did not make the page
 //! seem hot: of noise nothing is left at once.
 //!
-//! There is one curve for exchanges of what is much hotter, one for what is hotter and one
+//! For each target there is one curve for exchanges of what is much hotter, one for what is hotter and one
 //! for what is a little hotter: where all lies where it should, what is left to exchange is
 //! noise, and says nothing of a set that becomes hot tomorrow. Each begins as if two plans
 //! had lasted, so that a first change does not end everything.
@@ -25,7 +25,7 @@
 //! **Properties** (tests below): the area is between none and the horizon; noise has none,
 //! and says nothing of what is much hotter.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::tiering::observation::TargetId;
 use crate::units::VirtAddr;
@@ -44,7 +44,7 @@ const NOISE: f64 = 0.2;
 const PRIOR: f64 = 2.0;
 
 /// How much hotter one is than the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Margin {
     Small,
     Medium,
@@ -52,7 +52,8 @@ pub(super) enum Margin {
 }
 
 impl Margin {
-    const ALL: [Self; 3] = [Self::Small, Self::Medium, Self::Large];
+    /// All of them, each at its number.
+    pub(super) const ALL: [Self; 3] = [Self::Small, Self::Medium, Self::Large];
 
     /// Of two counts, as a share of the scans.
     pub(super) fn of(difference: f32) -> Self {
@@ -79,10 +80,22 @@ pub(super) struct Trade {
     pub(super) margin: Margin,
 }
 
-/// Bytes of a plan's exchanges with this margin.
-fn wanted(trades: &[Trade], margin: Margin) -> f64 {
-    let of_it = trades.iter().filter(|trade| trade.margin == margin);
-    of_it.map(|trade| trade.bytes).sum()
+/// What has a curve: a target, whose memory is the hotter one, and a margin.
+type Kind = (TargetId, Margin);
+
+impl Trade {
+    fn kind(&self) -> Kind {
+        (self.hot.0, self.margin)
+    }
+}
+
+/// Bytes of a plan's exchanges.
+fn wanted(trades: &[Trade]) -> HashMap<Kind, f64> {
+    let mut wanted = HashMap::new();
+    for trade in trades {
+        *wanted.entry(trade.kind()).or_default() += trade.bytes;
+    }
+    wanted
 }
 
 /// What is left after each of the [`LAGS`].
@@ -119,8 +132,12 @@ impl Default for Curve {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lasting {
     plans: VecDeque<(u64, Vec<Trade>)>,
-    curves: [Curve; Margin::ALL.len()],
+    /// Of each target of which anything was looked up.
+    curves: HashMap<TargetId, Curves>,
 }
+
+/// One for each margin.
+type Curves = [Curve; Margin::ALL.len()];
 
 impl Lasting {
     /// Remembers the exchanges of the plan of this epoch.
@@ -138,39 +155,52 @@ impl Lasting {
         {
             self.plans.pop_front();
         }
-        let most = Margin::ALL.map(|margin| {
-            let wanted = self.plans.iter().map(|(_, trades)| wanted(trades, margin));
-            wanted.fold(0.0, f64::max)
-        });
+        // What the largest of these plans wanted of each.
+        let mut most: HashMap<Kind, f64> = HashMap::new();
+        for (_, trades) in &self.plans {
+            for (kind, bytes) in wanted(trades) {
+                let most = most.entry(kind).or_default();
+                *most = most.max(bytes);
+            }
+        }
         for (at, trades) in &self.plans {
             let Some(lag) = LAGS.iter().position(|lag| at + lag == epoch) else {
                 continue;
             };
-            for (curve, margin) in self.curves.iter_mut().zip(Margin::ALL) {
-                let (mut promised, mut left) = (0.0, 0.0);
-                for trade in trades.iter().filter(|trade| trade.margin == margin) {
-                    let cold = match trade.cold {
-                        Some((target, addr)) => worth(target, addr),
-                        None => Some(0.0),
-                    };
-                    let hot = worth(trade.hot.0, trade.hot.1);
-                    if let (Some(hot), Some(cold)) = (hot, cold) {
-                        promised += trade.bytes * trade.promised;
-                        left += trade.bytes * (hot - cold);
-                    }
+            let mut sums: HashMap<Kind, (f64, f64)> = HashMap::new();
+            for trade in trades {
+                let cold = match trade.cold {
+                    Some((target, addr)) => worth(target, addr),
+                    None => Some(0.0),
+                };
+                let hot = worth(trade.hot.0, trade.hot.1);
+                if let (Some(hot), Some(cold)) = (hot, cold) {
+                    let (promised, left) = sums.entry(trade.kind()).or_default();
+                    *promised += trade.bytes * trade.promised;
+                    *left += trade.bytes * (hot - cold);
                 }
+            }
+            let wanted = wanted(trades);
+            for (kind, (promised, left)) in sums {
                 if promised > 0.0 {
-                    let share = wanted(trades, margin) / most[margin as usize];
-                    curve.learn(lag, share, left / promised);
+                    let (target, margin) = kind;
+                    let curve = &mut self.curves.entry(target).or_default()[margin as usize];
+                    curve.learn(lag, wanted[&kind] / most[&kind], left / promised);
                 }
             }
         }
     }
 
+    /// Forgets all targets but these.
+    pub(super) fn keep(&mut self, targets: &[TargetId]) {
+        self.curves.retain(|target, _| targets.contains(target));
+    }
+
     /// What is left after each lag, as a share of what was promised: never more than
     /// before.
-    fn shares(&self, margin: Margin) -> [f64; LAGS.len()] {
-        let curve = self.curves[margin as usize];
+    fn shares(&self, target: TargetId, margin: Margin) -> [f64; LAGS.len()] {
+        let curves = self.curves.get(&target).copied().unwrap_or_default();
+        let curve = curves[margin as usize];
         let mut last = 1.0;
         std::array::from_fn(|lag| {
             let share = curve.left[lag] / curve.plans[lag];
@@ -180,8 +210,8 @@ impl Lasting {
     }
 
     /// Epochs for which a move of such a margin gains what it promises, at most `horizon`.
-    pub(super) fn epochs(&self, margin: Margin, horizon: u64) -> f64 {
-        let shares = self.shares(margin);
+    pub(super) fn epochs(&self, target: TargetId, margin: Margin, horizon: u64) -> f64 {
+        let shares = self.shares(target, margin);
         let seen: f64 = shares
             .iter()
             .zip(SPANS)
@@ -202,9 +232,9 @@ impl Lasting {
         (seen + tail).min(horizon as f64)
     }
 
-    /// Whether of what was much hotter most is still there an epoch later.
-    pub(super) fn holds(&self) -> bool {
-        self.shares(Margin::Large)[0] > 0.5
+    /// What is left after an epoch, as a share of what was promised.
+    pub(super) fn first(&self, target: TargetId, margin: Margin) -> f64 {
+        self.shares(target, margin)[0]
     }
 }
 
@@ -234,10 +264,10 @@ mod tests {
 
     #[test]
     fn what_stays_hot_gains_as_long_as_one_looks_ahead() {
-        assert!((Lasting::default().epochs(Margin::Large, 64) - 64.0).abs() < 1e-9);
+        assert!((Lasting::default().epochs(ID, Margin::Large, 64) - 64.0).abs() < 1e-9);
         let stays = after(20, |_| 1.0);
-        assert!((stays.epochs(Margin::Large, 64) - 64.0).abs() < 1e-9);
-        assert!(stays.holds());
+        assert!((stays.epochs(ID, Margin::Large, 64) - 64.0).abs() < 1e-9);
+        assert!(stays.first(ID, Margin::Large) > 0.9);
     }
 
     #[test]
@@ -245,7 +275,7 @@ mod tests {
         for left in [0.0, 0.1, -0.5] {
             let gone = after(20, |_| left);
             assert!(
-                gone.epochs(Margin::Large, 64) <= 0.0 && !gone.holds(),
+                gone.epochs(ID, Margin::Large, 64) <= 0.0 && gone.first(ID, Margin::Large) <= 0.0,
                 "{left}"
             );
         }
@@ -255,10 +285,10 @@ mod tests {
     fn what_fades_gains_as_long_as_it_takes() {
         let fades = after(40, |age| 0.8_f64.powi(i32::try_from(age).expect("few")));
         // Its area is 4; a little less, for what is little counts as nothing.
-        let epochs = fades.epochs(Margin::Large, 64);
+        let epochs = fades.epochs(ID, Margin::Large, 64);
         assert!((1.5..4.5).contains(&epochs), "{epochs}");
         let slower = after(40, |age| 0.95_f64.powi(i32::try_from(age).expect("few")));
-        assert!(slower.epochs(Margin::Large, 64) > 2.0 * epochs);
+        assert!(slower.epochs(ID, Margin::Large, 64) > 2.0 * epochs);
     }
 
     #[test]
@@ -275,8 +305,8 @@ mod tests {
             };
             lasting.note(epoch, vec![trade]);
         }
-        assert!(lasting.epochs(Margin::Small, 64) <= 0.0);
-        assert!((lasting.epochs(Margin::of(0.9), 64) - 64.0).abs() < 1e-9);
+        assert!(lasting.epochs(ID, Margin::Small, 64) <= 0.0);
+        assert!((lasting.epochs(ID, Margin::of(0.9), 64) - 64.0).abs() < 1e-9);
     }
 
     #[test]
@@ -297,7 +327,7 @@ mod tests {
             };
             lasting.note(epoch, vec![trade]);
             if epoch > 100 {
-                epochs = epochs.min(lasting.epochs(Margin::Large, 64));
+                epochs = epochs.min(lasting.epochs(ID, Margin::Large, 64));
             }
         }
         assert!((2.5..8.0).contains(&epochs), "{epochs}");
@@ -315,9 +345,9 @@ mod tests {
         };
         lasting.note(1, vec![trade]);
         lasting.follow(2, |_, addr| (addr.0 == 0).then_some(0.0));
-        let before = lasting.epochs(Margin::Large, 64);
+        let before = lasting.epochs(ID, Margin::Large, 64);
         lasting.follow(3, |_, _| Some(0.0));
         assert!((before - 64.0).abs() < 1e-9);
-        assert!(lasting.epochs(Margin::Large, 64) < 48.0);
+        assert!(lasting.epochs(ID, Margin::Large, 64) < 48.0);
     }
 }

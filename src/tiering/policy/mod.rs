@@ -7,6 +7,7 @@ mod ledger;
 pub mod peers;
 mod place;
 mod shares;
+mod sorted;
 #[cfg(test)]
 mod testing;
 mod worth;

@@ -10,9 +10,12 @@
 //! **Properties** (tests below): no node is filled beyond its room; none moves what it
 //! does not take for hot up, nor what it does not take for cold down.
 
+use std::collections::HashMap;
+
 use super::place::{Place, numbered};
-use super::{Budget, Ledger, Policy, TargetView, View};
+use super::{Budget, Ledger, Policy, View};
 use crate::tiering::hotness::Histogram;
+use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Direction, Move, Reason};
 use crate::tiering::region::Region;
 use crate::units::{Bandwidth, Bytes, NodeId};
@@ -196,9 +199,11 @@ const TOUCHED: f32 = 1.0 / 3.0;
 #[derive(Clone, Debug)]
 pub struct PeerPolicy {
     peer: Peer,
-    /// Per target, by its place, the region where its turn goes on: the first at or
-    /// above this address.
-    turns: Vec<u64>,
+    /// Where the turn through each target goes on: with the first region at or above this
+    /// address.
+    turns: HashMap<TargetId, u64>,
+    /// Where the turn through all of them does.
+    turn: Option<(TargetId, u64)>,
 }
 
 impl PeerPolicy {
@@ -206,7 +211,8 @@ impl PeerPolicy {
     pub fn new(peer: Peer) -> Self {
         Self {
             peer,
-            turns: Vec::new(),
+            turns: HashMap::new(),
+            turn: None,
         }
     }
 
@@ -231,27 +237,48 @@ impl PeerPolicy {
             order.reverse();
             return order;
         }
-        self.turns.resize(view.targets.len(), 0);
+        let Order::Window(each) = self.peer.order else {
+            return self.one_after_the_other(view);
+        };
+        let is_there = |id: TargetId| view.targets.iter().any(|target| target.id == id);
+        self.turns.retain(|&id, _| is_there(id));
         let mut order = Vec::new();
-        for ((target, t), turn) in numbered(&view.targets).zip(&mut self.turns) {
+        for (target, t) in numbered(&view.targets) {
+            let turn = self.turns.entry(t.id).or_default();
             let from = t.regions.partition_point(|r| r.range().start().0 < *turn);
-            let all = (0..t.regions.len()).map(|i| (from + i) % t.regions.len().max(1));
-            let mut left = match self.peer.order {
-                Order::Window(each) => Some(each.over(view.interval)),
-                Order::Turn | Order::Hotness => None,
-            };
-            for at in all {
-                if left.is_some_and(Bytes::is_zero) {
+            let mut left = each.over(view.interval);
+            for step in 0..t.regions.len() {
+                if left.is_zero() {
                     break;
                 }
+                let at = (from + step) % t.regions.len();
                 let region = &t.regions[at];
-                left = left.map(|left| left.saturating_sub(region.range().bytes()));
+                left = left.saturating_sub(region.range().bytes());
                 *turn = region.range().end().0;
                 if let Ok(region) = u32::try_from(at) {
                     order.push(Place { target, region });
                 }
             }
         }
+        order
+    }
+
+    /// All regions of all targets, from where the last plan had to stop.
+    fn one_after_the_other(&self, view: &View<'_>) -> Vec<Place> {
+        let mut order = Vec::new();
+        let mut first = 0;
+        for (target, t) in numbered(&view.targets) {
+            if let Some((id, addr)) = self.turn
+                && id == t.id
+            {
+                first = order.len() + t.regions.partition_point(|r| r.range().start().0 < addr);
+            }
+            let places = numbered(t.regions).map(|(region, _)| Place { target, region });
+            order.extend(places);
+        }
+        // At the end of the last target's.
+        let first = first.min(order.len());
+        order.rotate_left(first);
         order
     }
 }
@@ -294,9 +321,16 @@ impl Policy for PeerPolicy {
         if self.peer.room == Room::Sweep {
             draft.sweep();
         }
+        let mut turn = None;
         for place in order {
+            if draft.left.is_zero() {
+                let start = place.region_in(view).range().start();
+                turn = Some((place.target_in(view).id, start.0));
+                break;
+            }
             draft.promote(place);
         }
+        self.turn = turn;
         draft.moves
     }
 }
@@ -313,7 +347,7 @@ struct Draft<'a, 'v> {
     moves: Vec<Move>,
 }
 
-impl<'v> Draft<'_, 'v> {
+impl Draft<'_, '_> {
     fn is(&self, place: Place, what: fn(Seen) -> bool) -> bool {
         let region = place.region_in(self.view);
         region.is_known()
@@ -382,7 +416,10 @@ impl<'v> Draft<'_, 'v> {
             let want = Bytes::from_pages(pages).min(self.left);
             if self.peer.room == Room::Exchange {
                 for &node in &ranks[goal].nodes {
-                    self.make_room(target, node, want, place);
+                    let roomiest = self.free.roomiest(&ranks[goal]);
+                    if roomiest.is_none_or(|(_, room)| room < want) {
+                        self.make_room(node, want, place);
+                    }
                 }
             }
             if let Some((to, room)) = self.free.roomiest(&ranks[goal]) {
@@ -392,7 +429,7 @@ impl<'v> Draft<'_, 'v> {
     }
 
     /// Demotes what is cold until so much is free.
-    fn make_room(&mut self, target: &TargetView<'v>, node: NodeId, want: Bytes, hot: Place) {
+    fn make_room(&mut self, node: NodeId, want: Bytes, hot: Place) {
         let slot = self.cursor(node);
         while self.free.on(node) < want && !self.left.is_zero() {
             let (_, at, taken) = self.cursors[slot];
@@ -402,8 +439,10 @@ impl<'v> Draft<'_, 'v> {
             let region = place.region_in(self.view);
             let here = Bytes::from_pages(region.pages().on(node)).saturating_sub(taken);
             let may_go = !here.is_zero() && place != hot && self.is(place, self.peer.is_cold);
-            let ranks = target.tiers.ranks();
-            let rank = target.tiers.rank_of(node).unwrap_or(ranks.len());
+            // As whose memory it is sees the nodes.
+            let tiers = place.target_in(self.view).tiers;
+            let ranks = tiers.ranks();
+            let rank = tiers.rank_of(node).unwrap_or(ranks.len());
             let mut slower = ranks.iter().skip(rank + 1);
             let down = slower.find_map(|slower| self.free.roomiest(slower));
             let Some((to, room)) = down.filter(|_| may_go) else {

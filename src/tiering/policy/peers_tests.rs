@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::super::testing::{self, MIB, Scene, brief, regions};
 use super::*;
+use crate::tiering::observation::Share;
 
 const ALL: [Peer; 8] = [
     IAL,
@@ -73,6 +74,24 @@ fn windows_and_lists_go_on_where_they_ended() {
     assert_eq!(turn(), [(0, 3, 0, 2), (2, 3, 0, 2)]);
     assert_eq!(turn(), [(4, 3, 0, 2), (6, 3, 0, 2)]);
     assert_eq!(turn()[0], (0, 3, 0, 2));
+}
+
+#[test]
+fn who_had_to_stop_goes_on_there() {
+    let (first, second) = (regions(&[(3.0, 3); 2]), regions(&[(3.0, 3); 2]));
+    let budget = Budget {
+        bytes: Bytes(2 * MIB),
+    };
+    let mut policy = PeerPolicy::new(AGE);
+    let mut turn = || {
+        let scene = Scene::of(&first, [100; 4]);
+        let beside = [(second.as_slice(), Share::default())];
+        let moves = testing::decide_beside(&mut policy, scene, Share::default(), &beside, budget);
+        let whose = moves.iter().map(|m| (m.target.0, m.range.start().0 / MIB));
+        whose.collect::<Vec<_>>()
+    };
+    let turns: Vec<_> = (0..5).flat_map(|_| turn()).collect();
+    assert_eq!(turns, [(1, 0), (1, 2), (2, 0), (2, 2), (1, 0)]);
 }
 
 #[test]

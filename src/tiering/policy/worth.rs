@@ -3,6 +3,8 @@
 //! **Unit.** The *worth* of a region is the thread-seconds that its target waits per second,
 //! per byte of it and per nanosecond of latency.
 
+use std::collections::HashMap;
+
 use super::place::Place;
 use super::{TargetView, View};
 use crate::tiering::observation::TargetId;
@@ -11,8 +13,31 @@ use crate::tiering::region::Region;
 use crate::tiering::settings::AdaptiveSettings;
 use crate::units::{NodeId, PAGE_BYTES, VirtAddr};
 
-/// Epochs of rest double at most so often.
-const FLIPS_MAX: u8 = 4;
+/// Weight of the newest epoch in a target's load.
+const LOAD_EMA: f64 = 0.3;
+
+/// CPUs that each target uses, smoothed: what waits for a moment is not idle.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Loads(HashMap<TargetId, f64>);
+
+impl Loads {
+    /// Of each target in the view, by its place.
+    pub(super) fn follow(&mut self, view: &View<'_>) -> Vec<f64> {
+        let is_there = |id: TargetId| view.targets.iter().any(|target| target.id == id);
+        self.0.retain(|&id, _| is_there(id));
+        let smooth = view.targets.iter().map(|target| {
+            let load = self.0.entry(target.id).or_insert(target.load);
+            *load += LOAD_EMA * (target.load - *load);
+            *load
+        });
+        smooth.collect()
+    }
+
+    /// Of all together.
+    pub(super) fn sum(&self) -> f64 {
+        self.0.values().sum()
+    }
+}
 
 /// What regions are worth.
 pub(super) struct Worth<'a, 'v> {
@@ -23,19 +48,20 @@ pub(super) struct Worth<'a, 'v> {
 }
 
 impl<'a, 'v> Worth<'a, 'v> {
-    pub(super) fn of(view: &'a View<'v>, settings: AdaptiveSettings) -> Self {
-        let scale = view.targets.iter().map(|target| {
+    /// Of targets with this load, in CPUs, each by its place in the view.
+    pub(super) fn of(view: &'a View<'v>, settings: AdaptiveSettings, loads: &[f64]) -> Self {
+        let scale = view.targets.iter().zip(loads).map(|(target, load)| {
             let mut waited = 0.0;
             for region in target.regions {
                 let rate = view.rates.of(f64::from(region.heat()));
-                let density = rate / region.folio_bytes() as f64;
+                let density = density(region, rate);
                 for (node, pages) in region.pages().iter() {
                     let bytes = (pages * PAGE_BYTES) as f64;
                     waited += density * bytes * latency(target, node);
                 }
             }
             if waited > 0.0 {
-                target.load * settings.memory_bound / waited
+                load * settings.memory_bound / waited
             } else {
                 0.0
             }
@@ -50,7 +76,7 @@ impl<'a, 'v> Worth<'a, 'v> {
     /// Of a region of the target at this place, with such a count.
     fn at(&self, target: usize, region: &Region, count: f32) -> f64 {
         let rate = self.view.rates.of(f64::from(count));
-        self.scale[target] * rate / region.folio_bytes() as f64
+        self.scale[target] * density(region, rate)
     }
 
     /// Whether a region is hot enough to be promoted.
@@ -96,7 +122,7 @@ impl<'a, 'v> Worth<'a, 'v> {
     /// back again and again has to wait longer each time; what is cold may always leave.
     pub(super) fn rests(&self, region: &Region, direction: Direction) -> bool {
         let flips = match direction {
-            Direction::Promotion => region.flips().min(FLIPS_MAX),
+            Direction::Promotion => region.flips(),
             Direction::Demotion => 0,
         };
         let rest = self.settings.rest_epochs << flips;
@@ -105,6 +131,11 @@ impl<'a, 'v> Worth<'a, 'v> {
                 .moved()
                 .is_some_and(|(epoch, last)| last != direction && self.view.epoch < epoch + rest)
     }
+}
+
+/// Accesses per byte of a region whose folios are accessed so often each.
+fn density(region: &Region, rate: f64) -> f64 {
+    region.per_page(rate) / PAGE_BYTES as f64
 }
 
 /// Of the rank that a node is on; what is on none costs nothing.

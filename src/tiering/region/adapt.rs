@@ -79,6 +79,7 @@ impl RegionMap {
         while let Some(mut region) = rebuild.take() {
             let mine = take_in(&mut rest, region.range);
 
+            region.calm_down();
             region.watched |= !mine.is_empty();
             region.fresh = mine.iter().any(|(_, tally)| tally.known > 0);
             if region.fresh {
@@ -137,6 +138,8 @@ fn alike(a: &Region, b: &Region, scans: u8, thresholds: Thresholds) -> bool {
         && a.watched
         && b.watched
         && a.seen == b.seen
+        // What is moved to and fro would lose that in a neighbour.
+        && a.flips == b.flips
         && (a.latest - b.latest).abs() < thresholds.merge
         && (a.hotness - b.hotness).abs() < thresholds.merge
         && !differ(a, b, f32::from(scans), thresholds.surely)
@@ -164,7 +167,6 @@ struct Stats {
     /// Those that could tell, each by the share of scans in which it could.
     samples: f32,
     contrast: f32,
-    order: u8,
 }
 
 impl Stats {
@@ -173,7 +175,6 @@ impl Stats {
     fn of(samples: &[(Sample, Tally)], scans: u8) -> Option<Self> {
         let (mut sum, mut n, mut whole) = (0.0_f32, 0.0_f32, 0.0_f32);
         let (mut low, mut high) = (f32::INFINITY, 0.0_f32);
-        let mut order = 0;
         for (_, tally) in samples.iter().filter(|(_, t)| t.known > 0) {
             let count = f32::from(tally.accessed) * f32::from(scans) / f32::from(tally.known);
             sum += count;
@@ -184,13 +185,11 @@ impl Stats {
                 low = low.min(count);
                 high = high.max(count);
             }
-            order = order.max(tally.order);
         }
         (n > 0.0).then(|| Self {
             mean: sum / n,
             samples: whole,
             contrast: (high - low).max(0.0),
-            order,
         })
     }
 }
@@ -213,9 +212,11 @@ fn accessed(samples: &[(Sample, Tally)]) -> Option<Doubt> {
 fn fold(region: &mut Region, samples: &[(Sample, Tally)], scans: u8, thresholds: Thresholds) {
     region.known = Known::NOTHING;
     if let Some(stats) = Stats::of(samples, scans) {
+        let told = samples.iter().filter(|(_, tally)| tally.known > 0);
+        let orders = told.map(|(_, tally)| tally.order.min(20));
+        region.fold_folios(orders, thresholds.ema);
         region.fold(stats.mean, stats.samples, thresholds.ema);
         region.contrast = stats.contrast;
-        region.order = stats.order;
     }
 }
 
@@ -254,6 +255,7 @@ fn bisect(
         // No sample fell into this part: it keeps the parent's count, and its
         // contrast is unknown.
         region.contrast = 0.0;
+        region.fresh = false;
     }
     let unit = thresholds.minimum.0.max(region.folio_bytes());
     let range = region.range;

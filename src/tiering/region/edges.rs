@@ -95,7 +95,6 @@ pub(super) fn cut(
     let scans = f64::from(scans);
     let told = samples.iter().filter(|(_, tally)| tally.known > 0);
     let mut points: Vec<Point> = told
-        .clone()
         .map(|(sample, tally)| {
             // Seen in the shortest window, too: that is worth more than one look.
             let is_full = tally.accessed == tally.known && f64::from(tally.known) >= scans;
@@ -114,12 +113,11 @@ pub(super) fn cut(
             fresh: true,
         })
         .collect();
-    if let Some(order) = told.map(|(_, tally)| tally.order).max() {
-        region.order = order;
-    } else {
+    if points.is_empty() {
         out.push(region);
         return;
     }
+    region.fold_folios(points.iter().map(|point| point.order), thresholds.ema);
     // Two samples of one folio saw the same.
     points.dedup_by(|b, a| a.shares_folio(b.page));
     if let Some(doubt) = region.doubt.take()
@@ -271,9 +269,11 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
         // moved with it by guess.
         piece.seen = false;
         piece.moved = None;
+        piece.flips = 0;
     }
     // Also where it is one look: a region that gets no more has nothing else to go by.
     let fresh = || points.iter().filter(|p| p.fresh);
+    piece.fresh = fresh().next().is_some();
     if let Some(latest) = mean(fresh(), scans) {
         let samples: f64 = fresh().map(|p| (p.known / scans).min(1.0)).sum();
         #[allow(clippy::cast_possible_truncation)]

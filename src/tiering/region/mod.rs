@@ -32,6 +32,7 @@ mod adapt;
 mod counting;
 mod edges;
 mod known;
+mod moves;
 mod pages;
 mod rebuild;
 mod scars;
@@ -49,10 +50,6 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 
 /// Epochs without any verdict after which what was seen of a region is of the past.
 const FORGOTTEN_AFTER: u8 = 4;
-
-/// Epochs within which it counts that a region is moved back; if that comes later, one time
-/// before is forgotten.
-const FLIPS_WITHIN: u64 = 6;
 
 /// As a share of what was written.
 const NOT_KNOWN: f32 = -1.0;
@@ -86,8 +83,10 @@ pub struct Region {
     contrast: f32,
     /// Share of its samples that were written in an epoch, smoothed; below 0: not known.
     written: f32,
-    /// Largest folio seen among its samples, as log2 of pages.
+    /// Largest folio seen among its samples in the last epoch, as log2 of pages.
     order: u8,
+    /// Folios per page of its samples, 0 to 1, smoothed.
+    folios: f32,
     pages: Pages,
     /// Epoch of the last complete count of its pages; 0: only derived.
     counted: u64,
@@ -99,8 +98,10 @@ pub struct Region {
     pub(super) aims: [bool; 3],
     /// When and where to it was last moved.
     moved: Option<(u64, Direction)>,
-    /// How often it was moved back at once, less how often that took longer.
+    /// How often it was moved back at once, of late.
     flips: u8,
+    /// Epochs since its last move, or since `flips` became less.
+    calm: u8,
     /// Until this epoch it is left alone: nothing of it could be moved.
     stuck_until: u64,
     /// Whether hotness once changed at its first page.
@@ -125,6 +126,7 @@ impl Region {
             contrast: 0.0,
             written: NOT_KNOWN,
             order: 0,
+            folios: 1.0,
             pages: Pages::default(),
             counted: 0,
             counting: None,
@@ -132,6 +134,7 @@ impl Region {
             aims: [false; 3],
             moved: None,
             flips: 0,
+            calm: 0,
             stuck_until: 0,
             start: None,
         }
@@ -272,21 +275,10 @@ impl Region {
         PAGE_BYTES << self.order.min(20)
     }
 
-    /// The epoch and direction of its last move.
-    pub fn moved(&self) -> Option<(u64, Direction)> {
-        self.moved
-    }
-
-    /// How often it was moved back, the other way than the time before, a few epochs after
-    /// that; less how often it took longer.
-    pub fn flips(&self) -> u8 {
-        self.flips
-    }
-
-    /// The epoch until which it is left alone because nothing of it could be
-    /// moved; 0: never.
-    pub fn stuck_until(&self) -> u64 {
-        self.stuck_until
+    /// What a rate of accesses to one of its folios is for a page of it: where folios of
+    /// different size are, by the mean over those that were seen.
+    pub fn per_page(&self, of_a_folio: f64) -> f64 {
+        of_a_folio * f64::from(self.folios)
     }
 
     /// The part of it in `range`; residency is prorated until counted again.
@@ -332,6 +324,22 @@ impl Region {
         self.hotness = ema * latest + (1.0 - ema) * self.before;
     }
 
+    /// Folds in the folios of an epoch's samples, as log2 of their pages.
+    fn fold_folios(&mut self, orders: impl Iterator<Item = u8> + Clone, ema: f32) {
+        let count = orders.clone().count();
+        let Some(largest) = orders.clone().max() else {
+            return;
+        };
+        let sum: f32 = orders.map(|order| 0.5_f32.powi(order.into())).sum();
+        let folios = sum / count as f32;
+        self.folios = if self.seen {
+            ema * folios + (1.0 - ema) * self.folios
+        } else {
+            folios
+        };
+        self.order = largest;
+    }
+
     fn absorb(&mut self, next: &Self) {
         let Some(range) = self.range.join(next.range) else {
             return;
@@ -344,7 +352,6 @@ impl Region {
         self.before = mean(self.before, next.before);
         self.evidence += next.evidence;
         self.seen |= next.seen;
-        self.fresh |= next.fresh;
         self.untold = self.untold.min(next.untold);
         self.written = match (self.written(), next.written()) {
             (Some(a), Some(b)) => mean(a, b),
@@ -353,6 +360,7 @@ impl Region {
         self.known = self.known.join(next.known);
         self.contrast = self.contrast.max(next.contrast);
         self.order = self.order.max(next.order);
+        self.folios = mean(self.folios, next.folios);
         self.doubt = self.doubt.or(next.doubt);
         // HM-Keeper §1.2: the combined quota is halved.
         self.quota = u32::midpoint(self.quota, next.quota).max(1);
@@ -365,6 +373,8 @@ impl Region {
         if theirs > mine {
             self.moved = next.moved;
             self.flips = next.flips;
+            self.calm = next.calm;
+            self.fresh = next.fresh;
         }
         // What is not stuck should not have to wait for what is.
         self.stuck_until = self.stuck_until.min(next.stuck_until);
@@ -441,58 +451,6 @@ impl RegionMap {
             fill(&mut new, at, piece.end(), initial);
         }
         self.regions = new;
-    }
-
-    /// Pages of `range` went from one node to another.
-    pub fn record_move(
-        &mut self,
-        range: PageRange,
-        from: NodeId,
-        to: NodeId,
-        pages: u64,
-        at: (u64, Direction),
-    ) {
-        let mut left = pages;
-        for region in self.within(range) {
-            let count = left.min(region.pages.on(from));
-            region.pages.shift(from, to, count);
-            left -= count;
-            if count > 0 {
-                region.flips = match region.moved {
-                    Some((before, direction)) if direction != at.1 => {
-                        if at.0 <= before + FLIPS_WITHIN {
-                            region.flips.saturating_add(1)
-                        } else {
-                            region.flips.saturating_sub(1)
-                        }
-                    }
-                    _ => region.flips,
-                };
-                region.moved = Some(at);
-                // A count under way has seen them where they no longer are.
-                if let Some(counting) = &mut region.counting {
-                    counting.pages.shift(from, to, count);
-                }
-            }
-        }
-    }
-
-    /// All of `range` was looked through for pages on `node`, and no more than `most` are
-    /// left. What came of a split or merge and was held to have more, by its share of the
-    /// whole, is to be counted.
-    pub fn record_left(&mut self, range: PageRange, node: NodeId, most: u64) {
-        for region in self.within(range) {
-            if range.covers(region.range) && region.pages.cap(node, most) {
-                region.counted = 0;
-            }
-        }
-    }
-
-    /// Nothing of `range` could be moved: leave it alone until `epoch`.
-    pub fn record_stuck(&mut self, range: PageRange, epoch: u64) {
-        for region in self.within(range) {
-            region.stuck_until = epoch;
-        }
     }
 
     /// Counts mean something else from now on: each becomes what `restated` says.
