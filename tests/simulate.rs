@@ -117,6 +117,26 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[test]
+fn coarser_is_nearly_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let policies = ["--policy", "first-touch,hm-keeper,adaptive,oracle-static"];
+    let fine = runs(dir.path(), &policies);
+    let coarse = runs(dir.path(), &[&policies[..], &["--coarse", "2"]].concat());
+    for (fine, coarse) in fine.iter().zip(&coarse) {
+        for (key, near) in [
+            ("total_seconds", 0.03),
+            ("bytes", 0.01),
+            ("profiling_seconds", 0.3),
+            ("promoted_bytes", 0.5),
+        ] {
+            let (fine, coarse) = (number(fine, key), number(coarse, key));
+            let differs = (fine - coarse).abs() / fine.max(1.0);
+            assert!(differs <= near, "{key}: {fine} {coarse}");
+        }
+    }
+}
+
+#[test]
 fn the_fast_share_is_that_of_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let runs = runs(

@@ -20,6 +20,8 @@ use crate::sim::workload::{self, Workload};
 
 /// Bytes that a file may have that describes a machine or a workload.
 const FILE_MAX: u64 = 1 << 20;
+/// Of 2 MiB each these are regions of 128 MiB.
+const COARSE_MAX: u8 = 64;
 /// What stands for every name.
 const ALL: &str = "all";
 
@@ -40,6 +42,9 @@ pub(super) struct Args {
     /// How the daemon is set, as for `run` (default: as it comes)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Folios that are taken for one, a power of two up to 64: as much faster, less fine
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    coarse: u8,
     /// Of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -65,6 +70,10 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
         .is_some_and(|share| !(share > 0.0 && share <= 1.0))
     {
         let text = "--fast-share: write a share of more than 0, at most 1, such as 0.2";
+        return Err(Failure::new(code::USAGE, text).into());
+    }
+    if !args.coarse.is_power_of_two() || args.coarse > COARSE_MAX {
+        let text = format!("--coarse: write 1, 2, 4 and so on up to {COARSE_MAX}");
         return Err(Failure::new(code::USAGE, text).into());
     }
     let machines = chosen(
@@ -97,6 +106,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
             policy,
             settings: &settings,
             fast_share: args.fast_share,
+            coarse: u8::try_from(args.coarse.trailing_zeros()).unwrap_or(0),
             seed: args.seed,
         };
         case.run()

@@ -97,6 +97,8 @@ pub struct Costs {
     pub hint_fault: Nanos,
     /// Setting an accessed bit again that was cleared, of the application's.
     pub accessed: Nanos,
+    /// Folios that each folio of the model stands for, as log2.
+    pub coarse: u8,
 }
 
 /// A machine.
@@ -131,6 +133,7 @@ impl Costs {
         huge_move: Nanos(250_000),
         hint_fault: Nanos(1_000),
         accessed: Nanos(100),
+        coarse: 0,
     };
 
     /// Of moving a folio of 2^`order` pages: a part for each folio, and one for each of its
@@ -139,8 +142,27 @@ impl Costs {
     pub fn of_move(&self, order: u8) -> Nanos {
         let (small, huge) = (self.small_move.0 as f64, self.huge_move.0 as f64);
         let each = ((huge - small) / HUGE_PAGES_LESS_ONE).max(0.0);
+        let order = order.saturating_sub(self.coarse);
         let more = f64::from(order).exp2() - 1.0;
-        Nanos((small + each * more).round() as u64)
+        Nanos((self.alike() * (small + each * more)).round() as u64)
+    }
+
+    /// Folios that each folio of the model stands for.
+    pub fn alike(&self) -> f64 {
+        f64::from(self.coarse).exp2()
+    }
+
+    /// The same where each folio of the model stands for 2^`coarse` of them: what is done to
+    /// one of them is done to all.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn coarser(mut self, coarse: u8) -> Self {
+        self.coarse += coarse;
+        let all = f64::from(coarse).exp2();
+        for cost in [&mut self.scan, &mut self.count, &mut self.accessed] {
+            *cost = Nanos((cost.0 as f64 * all) as u64);
+        }
+        self
     }
 }
 
@@ -219,6 +241,7 @@ impl Hardware {
             huge_move: raw.costs.huge_move.0,
             hint_fault: raw.costs.hint_fault.0,
             accessed: raw.costs.accessed.0,
+            coarse: 0,
         };
         for (name, cost, least) in [
             ("scan", costs.scan, 1),
@@ -425,6 +448,12 @@ mod tests {
         let costs = Costs::PLAIN;
         assert_eq!(costs.of_move(0), costs.small_move);
         assert_eq!(costs.of_move(9), costs.huge_move);
+        // Sixteen of each for one.
+        let coarse = costs.coarser(4);
+        for order in 0..=9 {
+            assert_eq!(coarse.of_move(order + 4).0, 16 * costs.of_move(order).0);
+        }
+        assert_eq!(coarse.scan.0, 16 * costs.scan.0);
         for order in 0..12 {
             let (small, large) = (costs.of_move(order), costs.of_move(order + 1));
             assert!(small < large && large.0 <= 2 * small.0, "{order}");

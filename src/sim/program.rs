@@ -44,6 +44,8 @@ pub struct Program {
     parts: Vec<Part>,
     links: Vec<Link>,
     threads: f64,
+    /// Folios that each of these stands for.
+    alike: f64,
     cache_lines: f64,
     seed: u64,
     steps: Vec<Step>,
@@ -104,6 +106,7 @@ impl Program {
             parts,
             links: hardware.links(),
             threads: f64::from(hardware.threads),
+            alike: hardware.costs.alike(),
             cache_lines: hardware.cache.as_f64() / LINE,
             seed,
             steps: workload.steps(),
@@ -171,10 +174,11 @@ impl Program {
         self.node[folio]
     }
 
-    /// Accesses to a folio since the beginning.
+    /// Accesses to a folio since the beginning; of several that are alike, to one of them.
     pub fn touches(&self, folio: usize) -> f64 {
         let before = self.before.get(folio).copied().unwrap_or(0.0);
-        before + f64::from(self.touched[folio]) * (self.done - self.began)
+        let all = before + f64::from(self.touched[folio]) * (self.done - self.began);
+        all / self.alike
     }
 
     /// Share of the accesses that go to a folio now.
@@ -199,13 +203,15 @@ impl Program {
     /// Seconds that it is held up by a folio that cannot be touched for `seconds`, at so
     /// many accesses per second: a thread waits from its first touch on.
     pub fn waits_for(&self, folio: usize, rate: f64, seconds: f64) -> f64 {
+        // Those that are alike go one after the other.
+        let (rate, seconds) = (rate / self.alike, seconds / self.alike);
         let touches = self.touched(folio) * rate * seconds / self.threads;
         let waits = if touches < 1e-6 {
             touches / 2.0
         } else {
             1.0 + (-touches).exp_m1() / touches
         };
-        waits * seconds
+        waits * seconds * self.alike
     }
 
     /// Folio `folio` is on the node at `to` from now on.

@@ -77,6 +77,9 @@ pub struct Case<'a> {
     pub settings: &'a LoopSettings,
     /// The fastest tier's size as a share of the program's; `None`: as the machine has it.
     pub fast_share: Option<f64>,
+    /// Folios of the program that the model takes for one, as log2: so much faster, and less
+    /// fine.
+    pub coarse: u8,
     /// Of all random choices.
     pub seed: u64,
 }
@@ -253,8 +256,10 @@ impl Case<'_> {
     /// When the program does not fit the machine.
     pub fn run(&self) -> Result<Run, RunError> {
         let ranking = Ranking::of(self.hardware);
-        let workload = self.fitting(ranking.fastest());
-        let scaled = workload.size() < self.workload.size();
+        let whole = self.workload.clone().coarser(self.coarse);
+        let size = whole.size();
+        let workload = self.fitting(whole, ranking.fastest());
+        let scaled = workload.size() < size;
         let hardware = self.sized(workload.size(), ranking.fastest());
         let bytes = workload.size();
         let fast_share = hardware.nodes[ranking.fastest()].size.as_f64() / bytes.as_f64();
@@ -337,8 +342,7 @@ impl Case<'_> {
     }
 
     /// The program, made smaller if the machine has not enough memory for it.
-    fn fitting(&self, fastest: usize) -> Workload {
-        let workload = self.workload.clone();
+    fn fitting(&self, workload: Workload, fastest: usize) -> Workload {
         let size = workload.size().as_f64();
         let all = self.hardware.size();
         let others = all.saturating_sub(self.hardware.nodes[fastest].size);
@@ -360,6 +364,7 @@ impl Case<'_> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     fn sized(&self, size: Bytes, fastest: usize) -> Hardware {
         let mut hardware = self.hardware.clone();
+        hardware.costs = hardware.costs.coarser(self.coarse);
         if let Some(share) = self.fast_share {
             hardware.nodes[fastest].size = Bytes((size.as_f64() * share) as u64);
         }

@@ -326,6 +326,23 @@ impl Workload {
         self
     }
 
+    /// The same in folios that each stand for 2^`coarse` of its own, which are touched alike;
+    /// so items are as much larger and fewer, and chunks are a folio at least.
+    #[must_use]
+    pub fn coarser(mut self, coarse: u8) -> Self {
+        self.folio = Bytes(self.folio.0 << coarse);
+        for object in &mut self.objects {
+            match &mut object.pattern {
+                Pattern::Zipf { item, .. } => *item = Bytes(item.0 << coarse),
+                Pattern::Hot { chunks, .. } => {
+                    *chunks = (*chunks).min((object.size.0 / self.folio.0).max(1));
+                }
+                Pattern::Uniform | Pattern::Sweep { .. } => {}
+            }
+        }
+        self.scaled(1.0)
+    }
+
     /// What it does, in order: the shares sum to 1.
     pub fn steps(&self) -> Vec<Step> {
         let mut steps = Vec::new();
