@@ -275,9 +275,25 @@ impl Bandwidth {
 /// The addresses `start..end` of some target: half-open, both ends multiples
 /// of 4 KiB, never empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Ends")]
 pub struct PageRange {
     start: VirtAddr,
     end: VirtAddr,
+}
+
+/// A range that somebody else wrote, not checked yet.
+#[derive(Deserialize)]
+struct Ends {
+    start: VirtAddr,
+    end: VirtAddr,
+}
+
+impl TryFrom<Ends> for PageRange {
+    type Error = &'static str;
+
+    fn try_from(ends: Ends) -> Result<Self, Self::Error> {
+        Self::new(ends.start, ends.end).ok_or("a range is empty or not of whole pages")
+    }
 }
 
 impl PageRange {

@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::{Deserialize, Serialize};
 
+use super::sound;
 use crate::ports::Recorder;
 use crate::tiering::observation::Observation;
 use crate::tiering::settings::EngineSettings;
@@ -34,8 +35,9 @@ pub const VERSION: u32 = 8;
 const HEAD: usize = MAGIC.len() + 4;
 /// Length and checksums before a payload.
 const RECORD_HEAD: usize = 12;
-/// A record longer than this is none: 131,000 samples take 2 MB.
-const LONGEST: u32 = 1 << 30;
+/// A record longer than this is none: 131,000 samples take 2 MB. What is read of it may
+/// take 15 times as much.
+const LONGEST: u32 = 1 << 27;
 
 /// One record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -128,6 +130,8 @@ pub struct Reader {
     length: u64,
     /// Where the next record begins.
     at: u64,
+    /// Where the record read last begins.
+    last: u64,
     torn: bool,
 }
 
@@ -165,6 +169,7 @@ impl Reader {
             input,
             length,
             at: HEAD as u64,
+            last: HEAD as u64,
             torn: false,
         })
     }
@@ -190,7 +195,13 @@ impl Reader {
             self.torn = true;
             return Ok(None);
         }
-        let frame = postcard::from_bytes(&payload).map_err(|e| self.damaged(e.to_string()))?;
+        let (frame, rest) = postcard::take_from_bytes::<Frame>(&payload)
+            .map_err(|_| self.damaged("it is no record of this version".into()))?;
+        if !rest.is_empty() {
+            return Err(self.damaged("it goes on after its end".into()));
+        }
+        sound::frame(&frame).map_err(|why| self.damaged(why))?;
+        self.last = self.at;
         self.at = end;
         Ok(Some(frame))
     }
@@ -252,9 +263,13 @@ impl Reader {
         if self.torn { self.length - self.at } else { 0 }
     }
 
-    /// An observation before any settings.
-    pub(super) fn early(&self) -> RecordError {
-        self.damaged("an epoch stands before the daemon's start".into())
+    /// The record read last cannot be, after those before it.
+    pub(super) fn refused(&self, why: &str) -> RecordError {
+        RecordError::Damaged {
+            file: self.file.clone(),
+            at: self.last,
+            why: why.into(),
+        }
     }
 
     fn damaged(&self, why: String) -> RecordError {
@@ -395,3 +410,7 @@ impl Recorder for Writer {
 #[cfg(test)]
 #[path = "file_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "hostile_tests.rs"]
+mod hostile;

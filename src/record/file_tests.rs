@@ -7,7 +7,7 @@ use crate::tiering::plan::{Direction, Move, MoveOutcome, MoveResult, PageCounts,
 use crate::tiering::tier::{MemoryKind, Node, TierTable};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
-fn tiers() -> TierTable {
+pub(super) fn tiers() -> TierTable {
     let node = Node {
         id: NodeId(0),
         kind: MemoryKind::Dram,
@@ -23,7 +23,7 @@ fn tiers() -> TierTable {
     .unwrap()
 }
 
-fn observation(at: u64) -> Observation {
+pub(super) fn observation(at: u64) -> Observation {
     let sample = |page: u64| Sample {
         target: TargetId(3),
         pid: Pid(42),
@@ -98,7 +98,7 @@ fn frames(path: &Path) -> (Vec<Frame>, u64) {
 }
 
 /// A recording of `epochs`, in a directory of its own.
-fn recording(epochs: u64) -> (tempfile::TempDir, PathBuf) {
+pub(super) fn recording(epochs: u64) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.rec");
     let mut writer = Writer::append(&path, 7).unwrap();

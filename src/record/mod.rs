@@ -7,22 +7,34 @@
 
 pub mod csv;
 pub mod file;
+mod sound;
 
 use crate::tiering::engine::Engine;
 use crate::tiering::observation::Observation;
 use crate::tiering::plan::Plan;
+use crate::tiering::settings::{EngineSettings, PolicyName};
 
 use file::{Frame, Reader, RecordError};
+
+/// Regions that a recording may make of its targets' memory: four times as many as that
+/// is cut into at first. They take 600 MB.
+const REGIONS_MOST: u64 = 1 << 22;
+const TOO_LARGE: &str = "its targets have more memory than can be watched";
+const EARLY: &str = "it stands before the daemon's start";
 
 /// Puts a recording through the engine again.
 pub struct Replay {
     frames: Reader,
+    policy: Option<PolicyName>,
     engine: Option<Engine>,
+    runs: u64,
     other: Option<String>,
 }
 
 /// One epoch of a recording, decided once more.
 pub struct Epoch<'a> {
+    /// Of which run of the daemon, from 1: one that begins anew knows nothing.
+    pub run: u64,
     /// What the engine was told.
     pub seen: Observation,
     /// What it made of it.
@@ -32,11 +44,21 @@ pub struct Epoch<'a> {
 }
 
 impl Replay {
-    /// Of the recording that `frames` reads.
+    /// Of the recording that `frames` reads, as it was decided.
     pub fn new(frames: Reader) -> Self {
+        Self::under(frames, None)
+    }
+
+    /// As `policy` would have decided, all else being as recorded; `None`: as it was.
+    ///
+    /// What was seen stays what was recorded: the pages are where the recorded policy
+    /// has moved them, and its samples are the ones that were watched.
+    pub fn under(frames: Reader, policy: Option<PolicyName>) -> Self {
         Self {
             frames,
+            policy,
             engine: None,
+            runs: 0,
             other: None,
         }
     }
@@ -57,21 +79,42 @@ impl Replay {
                     if hmkeeper != env!("CARGO_PKG_VERSION") {
                         self.other = Some(hmkeeper);
                     }
-                    self.engine = Some(Engine::new(settings, tiers, seed));
+                    self.runs += 1;
+                    self.engine = Some(Engine::new(self.decided_by(settings), tiers, seed));
                 }
                 Frame::Configured { settings, tiers } => {
-                    let engine = self.engine.as_mut().ok_or_else(|| self.frames.early())?;
+                    let settings = self.decided_by(settings);
+                    let Some(engine) = &mut self.engine else {
+                        return Err(self.frames.refused(EARLY));
+                    };
                     engine.configure(settings, tiers);
                 }
                 Frame::Observed(seen) => {
-                    let engine = self.engine.as_mut().ok_or_else(|| self.frames.early())?;
+                    let Some(engine) = &mut self.engine else {
+                        return Err(self.frames.refused(EARLY));
+                    };
                     let plan = engine.step(&seen);
-                    let seen = *seen;
-                    return Ok(Some(Epoch { seen, plan, engine }));
+                    let regions = plan.report.targets.iter().map(|target| target.regions);
+                    if regions.sum::<u64>() > REGIONS_MOST {
+                        return Err(self.frames.refused(TOO_LARGE));
+                    }
+                    return Ok(Some(Epoch {
+                        run: self.runs,
+                        seen: *seen,
+                        plan,
+                        engine,
+                    }));
                 }
             }
         }
         Ok(None)
+    }
+
+    fn decided_by(&self, mut settings: EngineSettings) -> EngineSettings {
+        if let Some(policy) = self.policy {
+            settings.policy.name = policy;
+        }
+        settings
     }
 
     /// The version of hmkeeper that wrote it, if it was another: what this one

@@ -55,6 +55,12 @@ const APART: f32 = 2.5;
 /// about what a busy one affords.
 const SAMPLES_AT_FIRST: u64 = 4096;
 
+/// Pieces that new mappings are cut into at most: of 2 MiB they are 2 TiB. A program may map
+/// far more than there is memory (AddressSanitizer does), and each region takes 150 bytes.
+const REGIONS_AT_FIRST: u64 = 1 << 20;
+/// Pages that are watched in one epoch at most, whatever a scan seems to cost.
+const SAMPLES_MOST: u64 = 1 << 22;
+
 /// What one epoch told of one target, on the way to its report.
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
@@ -302,12 +308,14 @@ impl Engine {
     /// may as well begin so large that each gets two samples.
     fn initial_region(&self, targets: &[TargetMap]) -> Bytes {
         let profiling = &self.settings.profiling;
-        if profiling.split != SplitRule::Edges {
-            return profiling.initial_region;
-        }
         let ranges = targets.iter().flat_map(|t| &t.eligible);
         let bytes: Bytes = ranges.map(|range| range.bytes()).sum();
-        let each = bytes.0 / (self.afforded / 2).max(1);
+        let pieces = match profiling.split {
+            SplitRule::Edges => (self.afforded / 2).clamp(1, REGIONS_AT_FIRST),
+            SplitRule::Halves | SplitRule::Fixed => REGIONS_AT_FIRST,
+        };
+        // No address space is so large that it would overflow.
+        let each = (bytes.0 / pieces).min(1 << 62);
         Bytes(each.next_power_of_two()).max(profiling.initial_region)
     }
 
@@ -383,7 +391,7 @@ impl Engine {
         let all = load(told);
         let profiling = self.settings.profiling;
         let samples = self.afforded.min(seen.capacity);
-        let mut left = seen.capacity;
+        let mut left = seen.capacity.min(SAMPLES_MOST);
         for (target, told) in seen.targets.iter().zip(told) {
             let Some(raised) = self.targets.get(&target.id).map(|t| t.raised) else {
                 continue;

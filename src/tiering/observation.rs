@@ -135,10 +135,34 @@ impl Tally {
 
 /// The samples of one epoch with what was seen of each.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "SeenParts")]
 pub struct AccessSet {
     samples: Vec<Sample>,
     tallies: Vec<Tally>,
     scans: u8,
+}
+
+/// An [`AccessSet`] that somebody else wrote, not checked yet.
+#[derive(Deserialize)]
+struct SeenParts {
+    samples: Vec<Sample>,
+    tallies: Vec<Tally>,
+    scans: u8,
+}
+
+impl TryFrom<SeenParts> for AccessSet {
+    type Error = &'static str;
+
+    fn try_from(parts: SeenParts) -> Result<Self, Self::Error> {
+        if parts.samples.len() != parts.tallies.len() {
+            return Err("samples and what was seen of them are not as many");
+        }
+        Ok(Self {
+            samples: parts.samples,
+            tallies: parts.tallies,
+            scans: parts.scans,
+        })
+    }
 }
 
 impl AccessSet {

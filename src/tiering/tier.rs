@@ -164,7 +164,20 @@ pub enum TierTableError {
     /// No memory at all.
     #[error("no node with memory was found")]
     NoNodes,
+    /// More of something than a kernel can have.
+    #[error("{count} {what}: a machine has {most} at most")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// And how many there can be.
+        most: usize,
+    },
 }
+
+/// Nodes that a kernel can have (`CONFIG_NODES_SHIFT` is 10 at most).
+const NODES_MOST: usize = 1024;
 
 /// A table that somebody else wrote, not checked yet.
 #[derive(Deserialize)]
@@ -178,6 +191,21 @@ impl TryFrom<Parts> for TierTable {
     type Error = TierTableError;
 
     fn try_from(parts: Parts) -> Result<Self, TierTableError> {
+        let named = |tier: &Tier| tier.nodes.len();
+        for (what, count, most) in [
+            ("nodes", parts.nodes.len(), NODES_MOST),
+            ("tiers", parts.tiers.len(), NODES_MOST),
+            (
+                "nodes in tiers",
+                parts.tiers.iter().map(named).sum(),
+                NODES_MOST,
+            ),
+            ("paths", parts.paths.len(), NODES_MOST * NODES_MOST),
+        ] {
+            if count > most {
+                return Err(TierTableError::TooMany { what, count, most });
+            }
+        }
         Self::new(parts.tiers, parts.nodes, parts.paths)
     }
 }
