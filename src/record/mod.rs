@@ -3,11 +3,23 @@
 //!
 //! The same observations, settings and seed give the same regions and plans, so
 //! a recording ([`mod@file`]) holds observations only, and [`Replay`] puts them
-//! through the engine once more. [`csv`] writes what it finds as a table.
+//! through the engine once more, under the policy that was recorded or any other.
+//! [`compare`] adds up what that plans, [`csv`] writes what it finds as a table, and
+//! [`survey`] makes a picture of it for [`mod@svg`], [`html`] and [`mod@png`].
 
+pub mod compare;
 pub mod csv;
 pub mod file;
+pub mod heatmap;
+pub mod html;
+pub mod layout;
+pub mod png;
+mod raster;
 mod sound;
+pub mod survey;
+pub mod svg;
+mod ticks;
+pub mod timeline;
 
 use crate::tiering::engine::Engine;
 use crate::tiering::observation::Observation;
@@ -28,6 +40,7 @@ pub struct Replay {
     policy: Option<PolicyName>,
     engine: Option<Engine>,
     runs: u64,
+    recorded: Vec<PolicyName>,
     other: Option<String>,
 }
 
@@ -59,6 +72,7 @@ impl Replay {
             policy,
             engine: None,
             runs: 0,
+            recorded: Vec::new(),
             other: None,
         }
     }
@@ -80,7 +94,8 @@ impl Replay {
                         self.other = Some(hmkeeper);
                     }
                     self.runs += 1;
-                    self.engine = Some(Engine::new(self.decided_by(settings), tiers, seed));
+                    let settings = self.decided_by(settings);
+                    self.engine = Some(Engine::new(settings, tiers, seed));
                 }
                 Frame::Configured { settings, tiers } => {
                     let settings = self.decided_by(settings);
@@ -110,11 +125,20 @@ impl Replay {
         Ok(None)
     }
 
-    fn decided_by(&self, mut settings: EngineSettings) -> EngineSettings {
+    fn decided_by(&mut self, mut settings: EngineSettings) -> EngineSettings {
+        let recorded = settings.policy.name;
+        if !self.recorded.contains(&recorded) {
+            self.recorded.push(recorded);
+        }
         if let Some(policy) = self.policy {
             settings.policy.name = policy;
         }
         settings
+    }
+
+    /// The policies of the settings read so far, the first one first.
+    pub fn recorded(&self) -> &[PolicyName] {
+        &self.recorded
     }
 
     /// The version of hmkeeper that wrote it, if it was another: what this one
@@ -128,4 +152,21 @@ impl Replay {
     pub fn torn(&self) -> u64 {
         self.frames.torn()
     }
+}
+
+/// What to know of a recording that ends in `torn` bytes that are no whole record, and
+/// that another version wrote: a sentence each.
+pub fn notes(torn: u64, other_version: Option<&str>) -> Vec<String> {
+    let mut notes = Vec::new();
+    if torn > 0 {
+        notes.push(format!(
+            "its last {torn} bytes are half a record, and left out"
+        ));
+    }
+    if let Some(version) = other_version {
+        notes.push(format!(
+            "hmkeeper {version} wrote it: what this version makes of it may differ"
+        ));
+    }
+    notes
 }
