@@ -23,6 +23,7 @@ use crate::sys::topology::SysTopology;
 use crate::tiering::tier::{Figure, Source, TierTable};
 use crate::units::{Bandwidth, Nanos, Pid};
 
+mod replay;
 mod report;
 mod simulate;
 
@@ -59,7 +60,9 @@ enum Verb {
     Resume(SocketArgs),
     /// Have the running daemon apply its configuration file
     Reload(SocketArgs),
-    /// A recording as a table
+    /// Recorded observations through any policy: what it would have had moved
+    Replay(replay::Args),
+    /// A recording as a picture or a table: address over time
     Report(report::Args),
     /// Policies on a model of a machine, side by side
     Simulate(simulate::Args),
@@ -87,8 +90,8 @@ struct RunArgs {
     /// Plan and count, but move nothing
     #[arg(long)]
     dry_run: bool,
-    /// Record what each decision was made of in FILE, for `report`; goes on at
-    /// the end of a recording that is there
+    /// Record what each decision was made of in FILE, for `replay` and `report`;
+    /// goes on at the end of a recording that is there
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 }
@@ -267,6 +270,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode, End> {
         Verb::Pause(args) => tell(&args, Request::Pause),
         Verb::Resume(args) => tell(&args, Request::Resume),
         Verb::Reload(args) => tell(&args, Request::Reload),
+        Verb::Replay(args) => replay::run(&args),
         Verb::Report(args) => report::run(&args),
         Verb::Simulate(args) => simulate::run(&args),
         Verb::Demo(args) => showing(demo::run(&args)),

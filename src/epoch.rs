@@ -200,6 +200,12 @@ impl EpochLoop {
         self.engine.regions(target)
     }
 
+    /// The last plan, whose moves were made and whose samples are due; `None` before
+    /// the first.
+    pub fn plan(&self) -> Option<&Plan> {
+        self.plan.as_ref()
+    }
+
     /// The tiers that it plans for.
     pub fn tiers(&self) -> &TierTable {
         self.engine.tiers()

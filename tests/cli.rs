@@ -176,6 +176,7 @@ fn help_names_only_verbs_that_work() {
     let text = String::from_utf8(output.stdout).unwrap();
     for verb in [
         "run", "check", "topology", "status", "attach", "detach", "pause", "resume", "reload",
+        "replay", "report",
     ] {
         assert!(text.contains(&format!("\n  {verb} ")), "{verb}: {text}");
     }
@@ -241,7 +242,12 @@ fn a_report_leaves_what_is_there_when_it_cannot_be_made() {
     let path = |name: &str| dir.path().join(name).display().to_string();
     std::fs::write(path("notes.csv"), "kept").unwrap();
     let (notes, out) = (path("notes.csv"), path("out.csv"));
-    assert_fails(&["report", &notes, "--out", &path("out.svg")], 2, "X.csv");
+    let unknown = path("out.gif");
+    assert_fails(
+        &["report", &notes, "--out", &unknown],
+        2,
+        "write X.svg, X.png",
+    );
     assert_fails(
         &["report", &notes, "--out", &notes],
         1,

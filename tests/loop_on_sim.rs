@@ -340,6 +340,75 @@ fn a_recording_makes_the_same_decisions_again() {
 }
 
 #[test]
+fn a_replay_plans_byte_for_byte_what_was_planned_live() {
+    use hmkeeper::record::file::{Reader, Writer};
+    use hmkeeper::record::{Replay, compare};
+    use hmkeeper::tiering::settings::PolicyName;
+
+    const EPOCHS: u64 = 10;
+    let dir = tempfile::tempdir().unwrap();
+    let mut moving = 0;
+    for (name, policy) in PolicyName::CHOICES {
+        let starts = chunks(0);
+        let rate = move |addr: VirtAddr, _: Nanos| if is_hot(&starts, addr) { 50.0 } else { 0.05 };
+        let mut settings = settings();
+        settings.engine.policy.name = policy;
+        let (_machine, mut epochs) = start(Bytes::from_mib(150), rate, settings.clone());
+        let path = dir.path().join(name);
+        epochs.record(Box::new(Writer::append(&path, 1).unwrap()));
+        let mut live = Vec::new();
+        for epoch in 0..EPOCHS {
+            // Also over a reload, and where what is planned is not done.
+            if epoch == 6 {
+                settings.engine.profiling.scans = 4;
+                let tiers = epochs.tiers().clone();
+                epochs.configure(settings.clone(), tiers);
+            }
+            epochs.pause(epoch == 3);
+            turn(&mut epochs);
+            let mut plan = epochs.plan().expect("a plan").clone();
+            // That is the loop's word, not the engine's.
+            plan.report.paused.retain(|p| *p != PauseReason::Operator);
+            live.push(postcard::to_stdvec(&plan).unwrap());
+        }
+        let mut replay = Replay::new(Reader::open(&path).unwrap());
+        let mut again = Vec::new();
+        while let Some(epoch) = replay.next_epoch().unwrap() {
+            again.push(postcard::to_stdvec(&epoch.plan).unwrap());
+        }
+        assert!(again == live, "{name}: other plans than live");
+
+        // And the recording alone tells so.
+        let of = |policy| {
+            let mut replay = Replay::under(Reader::open(&path).unwrap(), policy);
+            compare::summarise(&mut replay).unwrap()
+        };
+        let sum = of(None);
+        assert_eq!(
+            (sum.runs, sum.epochs, sum.compared),
+            (1, EPOCHS, EPOCHS - 1)
+        );
+        assert_eq!(
+            (sum.same_moves, sum.same_plans),
+            (sum.compared, sum.compared)
+        );
+        assert_eq!(sum.recorded, [policy]);
+        assert_eq!(of(Some(policy)), sum, "{name} by its name");
+        if sum.moves > 0 && sum.compared > 0 {
+            moving += 1;
+            assert!(sum.agreement().is_none_or(|share| share >= 1.0), "{name}");
+        }
+        // One that does nothing of the kind is told apart.
+        if policy == PolicyName::HmKeeper {
+            let other = of(Some(PolicyName::Age));
+            assert!(other.same_moves < other.compared, "{other:?}");
+            assert!(other.agreement().is_some_and(|share| share < 1.0));
+        }
+    }
+    assert!(moving >= 8, "{moving} policies move anything");
+}
+
+#[test]
 fn a_small_limit_stretches_epochs_and_holds() {
     const LIMIT: f64 = 0.005;
     let starts = chunks(0);

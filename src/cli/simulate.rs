@@ -23,7 +23,7 @@ const FILE_MAX: u64 = 1 << 20;
 /// Of 2 MiB each these are regions of 128 MiB.
 const COARSE_MAX: u8 = 64;
 /// What stands for every name.
-const ALL: &str = "all";
+pub(super) const ALL: &str = "all";
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -149,7 +149,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
 }
 
 /// Runs `count` cases on all CPUs; what came of each, in order.
-fn all<T: Send>(count: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
+pub(super) fn all<T: Send>(count: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let done: Vec<Mutex<Option<T>>> = (0..count).map(|_| Mutex::new(None)).collect();
     let shows = io::stderr().is_terminal();
@@ -237,7 +237,7 @@ fn settings(file: Option<&Path>) -> Result<LoopSettings, Failure> {
     Ok(config.loop_settings(1, false))
 }
 
-fn unknown(option: &str, name: &str, or: &str, known: &[&str]) -> Failure {
+pub(super) fn unknown(option: &str, name: &str, or: &str, known: &[&str]) -> Failure {
     let text = format!(
         "{option}: \"{name}\" is not known here; choose {ALL}, {or}, or of {}",
         known.join(", ")
