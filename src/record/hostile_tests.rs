@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::tests::{observation, recording, tiers};
 use super::*;
-use crate::record::Replay;
+use crate::record::{Replay, html, png, survey, svg};
 use crate::tiering::observation::{AccessSet, Sample, TargetId, TargetMap};
 use crate::tiering::settings::{PolicyName, SplitRule};
 use crate::tiering::tier::{MemoryKind, Node, Source, Tier};
@@ -83,6 +83,20 @@ fn replay(bytes: &[u8], policy: Option<PolicyName>) -> (u64, Option<RecordError>
             Err(error) => return (epochs, Some(error)),
         }
     }
+}
+
+/// Draws a file, if it can be read: every format.
+fn draw(bytes: &[u8]) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.rec");
+    std::fs::write(&path, bytes).unwrap();
+    let Ok(picture) = survey::picture(&path, || {}) else {
+        return false;
+    };
+    png::encode(&png::draw(&picture)).unwrap();
+    svg::draw(&picture).unwrap();
+    html::draw(&picture).unwrap();
+    true
 }
 
 /// The fault of a recording that begins well and then says this.
@@ -287,8 +301,6 @@ fn any_policy() -> impl Strategy<Value = PolicyName> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
-
     #[test]
     fn any_bytes_after_the_head_are_read_without_a_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..2000),
@@ -363,7 +375,10 @@ proptest! {
             let at = at.index(payload.len());
             payload[at] = byte;
         }
-        let (epochs, error) = replay(&file_of(&payloads), Some(policy));
+        let file = file_of(&payloads);
+        let (epochs, error) = replay(&file, Some(policy));
+        let (_, as_recorded) = replay(&file, None);
+        prop_assert_eq!(draw(&file), as_recorded.is_none());
         prop_assert!(epochs == 4 || error.is_some(), "{} epochs", epochs);
         if let Some(error) = error {
             prop_assert!(matches!(error, RecordError::Damaged { .. }), "{}", error);
@@ -424,8 +439,10 @@ proptest! {
             seen.accesses = postcard::from_bytes(&value).unwrap();
             frames.push(Frame::Observed(Box::new(seen)));
         }
-        let (epochs, error) = replay(&file_of(&payloads(&frames)), Some(policy));
+        let file = file_of(&payloads(&frames));
+        let (epochs, error) = replay(&file, Some(policy));
         prop_assert!(error.is_none(), "{:?}", error);
+        prop_assert!(draw(&file));
         prop_assert_eq!(epochs, 3);
     }
 }

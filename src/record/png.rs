@@ -5,7 +5,7 @@ use super::raster::{self, EMPTY, INK, LETTER, LINE, MARK, PAPER, RAMP, Raster};
 use super::ticks;
 
 /// Room for addresses, and for the legend.
-const LEFT: usize = 15 * LETTER;
+const LEFT: usize = 17 * LETTER;
 const RIGHT: usize = 16 * LETTER;
 const WIDTH: usize = LEFT + COLUMNS + RIGHT;
 /// Above each heat map, and below it.

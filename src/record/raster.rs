@@ -191,6 +191,13 @@ fn glyph(letter: char) -> u32 {
         ']' => 0o31113,
         '%' => 0o51245,
         '\'' => 0o22000,
+        '"' => 0o55000,
+        '<' => 0o12421,
+        '>' => 0o42124,
+        '!' => 0o22202,
+        '*' => 0o05250,
+        '#' => 0o57575,
+        '|' => 0o22222,
         _ => 0o77777,
     }
 }
@@ -246,7 +253,7 @@ mod tests {
 
     #[test]
     fn letters_differ() {
-        let letters = "0123456789abcdefghijklmnopqrstuvwxyz.,:;-_+=/()[]%' ";
+        let letters = "0123456789abcdefghijklmnopqrstuvwxyz.,:;-_+=/()[]%'\"<>!*#| ";
         let all: std::collections::BTreeSet<u32> = letters.chars().map(glyph).collect();
         assert_eq!(all.len(), letters.len());
     }

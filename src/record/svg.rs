@@ -20,8 +20,9 @@ pub(super) const WIDTH: usize = LEFT + COLUMNS + RIGHT;
 /// Above each heat map, and below it.
 const ABOVE: usize = 30;
 const BELOW: usize = 50;
-/// Of a curve.
+/// Of a curve, and how much more than its greatest value that shows.
 const CHART: usize = 150;
+const ROOM: f64 = 1.05;
 /// Parts of a heat map that tell their values: rows and columns of cells in each.
 const TIP_ROWS: usize = 12;
 const TIP_COLUMNS: usize = 20;
@@ -249,7 +250,7 @@ fn tips(out: &mut String, target: &TargetPicture, top: usize) {
 /// The working set over time, below what could be moved.
 pub(super) fn working_set(target: &TargetPicture) -> String {
     let (hot, all) = (target.working_set(), target.eligible());
-    let most = greatest(all.iter().chain(&hot));
+    let most = ROOM * greatest(all.iter().chain(&hot));
     let mut out = begin(10 + CHART + BELOW);
     let _ = writeln!(
         out,
@@ -278,7 +279,7 @@ pub(super) fn residency(target: &TargetPicture) -> String {
         let sums = below.iter().zip(bytes);
         tops.push(sums.map(|(sum, b)| sum + b.unwrap_or(0.0)).collect());
     }
-    let most = tops[tops.len() - 1].iter().copied().fold(0.0, f64::max);
+    let most = ROOM * tops[tops.len() - 1].iter().copied().fold(0.0, f64::max);
     let mut out = begin(10 + CHART + BELOW);
     let mut names = Vec::new();
     for (i, (name, _)) in tiers.iter().enumerate() {

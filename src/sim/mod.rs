@@ -13,6 +13,8 @@ mod behind;
 mod extents;
 mod file;
 pub mod hardware;
+#[cfg(test)]
+mod hostile_tests;
 mod machine;
 mod oracle;
 mod ports;
