@@ -86,6 +86,18 @@ fn a_recording_survives_its_daemon_and_shows_what_was_hot() {
     assert!(epochs(&first) >= 4, "{} epochs", epochs(&first));
     assert!(epochs(&both) >= epochs(&first) + 6, "{}", epochs(&both));
 
+    // Put through the engine again, it decides what both daemons did.
+    let replayed = output_of(&["replay", recording.to_str().expect("a path"), "--json"]);
+    assert!(replayed.status.success(), "{}", show(&replayed));
+    let json: serde_json::Value = serde_json::from_slice(&replayed.stdout).expect("JSON");
+    println!("{}", json[0]);
+    let of = |key: &str| json[0][key].as_u64().expect("a number");
+    assert_eq!(of("runs"), 2);
+    assert!(of("epochs") >= epochs(&both) as u64, "{}", json[0]);
+    assert!(of("compared_epochs") + 2 >= of("epochs"), "{}", json[0]);
+    assert_eq!(of("same_plan_epochs"), of("compared_epochs"));
+    assert!(of("promoted_bytes") > 0);
+
     // The last epoch against what the workload says.
     let last = both.last().expect("a row").at;
     let hot = workload.classes[0].ranges.clone();

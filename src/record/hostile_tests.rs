@@ -385,6 +385,12 @@ proptest! {
         }
     }
 
+}
+
+proptest! {
+    // Each is drawn as well.
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases / 8))]
+
     /// The same, whole fields at once.
     #[test]
     fn large_values_do_not_upset_the_engine(
