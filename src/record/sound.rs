@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use super::file::Frame;
 use crate::tiering::observation::{EpochCost, Observation, TargetMap};
 use crate::tiering::settings::{AdaptiveSettings, EngineSettings, HmKeeperSettings};
+use crate::tiering::tier::TierTable;
 use crate::units::{Bytes, Nanos, PAGE_BYTES, PageRange, VirtAddr};
 
 /// No address of a process is beyond: five levels of page tables reach to 2^57.
@@ -33,8 +34,19 @@ type Sound = Result<(), String>;
 /// The text says what cannot be.
 pub(super) fn frame(frame: &Frame) -> Sound {
     match frame {
-        Frame::Started { settings, .. } | Frame::Configured { settings, .. } => {
-            self::settings(settings)
+        Frame::Started {
+            hmkeeper,
+            settings,
+            tiers,
+            ..
+        } => {
+            shown(hmkeeper, "the version that wrote it")?;
+            self::settings(settings)?;
+            names(tiers)
+        }
+        Frame::Configured { settings, tiers } => {
+            self::settings(settings)?;
+            names(tiers)
         }
         Frame::Observed(seen) => observation(seen),
     }
@@ -42,6 +54,19 @@ pub(super) fn frame(frame: &Frame) -> Sound {
 
 fn check(holds: bool, what: &str) -> Sound {
     if holds { Ok(()) } else { Err(what.to_owned()) }
+}
+
+/// What is shown on terminals is text of one line. (The name of a process may be anything:
+/// it is shown in pictures only.)
+fn shown(text: &str, what: &str) -> Sound {
+    const LONGEST: usize = 256;
+    let is_plain = text.len() <= LONGEST && !text.chars().any(char::is_control);
+    check(is_plain, &format!("{what} is no name"))
+}
+
+fn names(tiers: &TierTable) -> Sound {
+    let mut tiers = tiers.tiers().iter();
+    tiers.try_for_each(|tier| shown(&tier.name, "a tier's name"))
 }
 
 /// Not NaN either.
