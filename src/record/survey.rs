@@ -92,7 +92,8 @@ pub fn picture(file: &Path, mut progress: impl FnMut()) -> Result<Picture, Recor
             let mut all = targets.iter_mut();
             let mine = all.find(|t| (t.pid, &t.name) == (target.pid, &target.name));
             if let (Some(mine), Some(map)) = (mine, epoch.engine.regions(target.id)) {
-                let regions = map.regions().iter();
+                // Where nothing could be told, nothing is cold.
+                let regions = map.regions().iter().filter(|r| r.is_known());
                 let hotness = regions.map(|r| (r.range(), f64::from(r.hotness()) / scans));
                 mine.add(stretch, hotness, &sizes(report, epoch.engine.tiers()));
             }
