@@ -8,7 +8,7 @@ use hmkeeper::ports::{Recorder, TargetSpec};
 use hmkeeper::record::file::Writer;
 use hmkeeper::sim::{self, Machine, Process, Touch};
 use hmkeeper::tiering::observation::{
-    AccessSet, EpochCost, NodeUsage, Observation, TargetId, TargetKind, TargetMap,
+    AccessSet, EpochCost, NodeUsage, Observation, Share, TargetId, TargetKind, TargetMap,
 };
 use hmkeeper::tiering::plan::MoveOutcome;
 use hmkeeper::tiering::settings::{EngineSettings, PolicyName, ProfilingSettings};
@@ -340,6 +340,7 @@ fn a_picture_does_not_grow_with_its_recording() {
         cpu_share: vec![],
         allowed_nodes: None,
         excluded: vec![],
+        share: Share::default(),
     };
     for at in 1..=LONG {
         writer.observed(&Observation {

@@ -382,7 +382,7 @@ fn targets(check: &mut Checker, raw: &[Spanned<RawTarget>]) -> Vec<TargetSpec> {
         let move_locked = flag(&raw.move_locked, "move_locked");
         let remedy = "write 1, and more for who shall have more";
         let weight = check.integer(raw.weight.as_ref(), &key("weight"), 1, 10_000, remedy);
-        let floor = check.bytes(raw.floor.as_ref(), &key("floor"), Bytes::ZERO);
+        let floor = check.bytes(raw.floor.as_ref(), &key("floor"), Bytes(PAGE_BYTES));
         let include = mappings(check, raw.include.as_ref(), &key("include"));
         let exclude = mappings(check, raw.exclude.as_ref(), &key("exclude"));
         let Some(selector) = selector(check, section, i) else {

@@ -451,7 +451,8 @@ mod tests {
         // Sixteen of each for one.
         let coarse = costs.coarser(4);
         for order in 0..=9 {
-            assert_eq!(coarse.of_move(order + 4).0, 16 * costs.of_move(order).0);
+            let each = 16 * costs.of_move(order).0;
+            assert!(coarse.of_move(order + 4).0.abs_diff(each) <= 16, "{order}");
         }
         assert_eq!(coarse.scan.0, 16 * costs.scan.0);
         for order in 0..12 {
