@@ -122,7 +122,8 @@ impl Adaptive {
             self.cost += weight * (cost - self.cost);
         }
         if self.holds_back == SAYS_SO {
-            self.budget = Bytes(self.budget.0 / 2);
+            // What changes next finds as much as there was at first.
+            self.budget = Bytes(self.budget.0 / 2).max(first.min(self.budget));
         } else if deferred.0 > self.asked.0 / 8 {
             self.budget = moved;
         } else if self.asked.0 > self.budget.0 / 8 * 7 && self.lasts {

@@ -13,7 +13,7 @@
 //! were moved. What is left of what was promised, as a share by the epochs that passed, is
 //! a curve that begins at one; its area is the number of epochs for which a move gains what
 //! it promises. Beyond eight epochs it goes on falling as it did from the fourth to the
-//! eighth. A plan counts by how much it wanted of what the largest in these eight epochs did:
+//! eighth. A plan counts by how much it wanted of what the largest in the eight epochs before did:
 //! what is left to do when nearly all lies where it should says little of what comes next. What is looked up is the last epoch's count alone, which did not make the page
 //! seem hot: of noise nothing is left at once.
 //!
@@ -80,6 +80,16 @@ pub(super) struct Trade {
     pub(super) margin: Margin,
 }
 
+/// The exchanges of a plan.
+#[derive(Clone, Debug)]
+struct Noted {
+    epoch: u64,
+    trades: Vec<Trade>,
+    wanted: HashMap<Kind, f64>,
+    /// That by what the largest of it and of those eight epochs before it wanted.
+    weights: HashMap<Kind, f64>,
+}
+
 /// What has a curve: a target, whose memory is the hotter one, and a margin.
 type Kind = (TargetId, Margin);
 
@@ -131,7 +141,7 @@ impl Default for Curve {
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lasting {
-    plans: VecDeque<(u64, Vec<Trade>)>,
+    plans: VecDeque<Noted>,
     /// Of each target of which anything was looked up.
     curves: HashMap<TargetId, Curves>,
 }
@@ -142,7 +152,17 @@ type Curves = [Curve; Margin::ALL.len()];
 impl Lasting {
     /// Remembers the exchanges of the plan of this epoch.
     pub(super) fn note(&mut self, epoch: u64, trades: Vec<Trade>) {
-        self.plans.push_back((epoch, trades));
+        let wanted = wanted(&trades);
+        let weights = wanted.iter().map(|(kind, &bytes)| {
+            let before = self.plans.iter().filter_map(|plan| plan.wanted.get(kind));
+            (*kind, bytes / before.copied().fold(bytes, f64::max))
+        });
+        self.plans.push_back(Noted {
+            epoch,
+            weights: weights.collect(),
+            wanted,
+            trades,
+        });
     }
 
     /// Looks up what is due in this epoch: `worth` of a page by its last count, `None`
@@ -151,24 +171,16 @@ impl Lasting {
         while self
             .plans
             .front()
-            .is_some_and(|(at, _)| at + LAGS[LAGS.len() - 1] < epoch)
+            .is_some_and(|plan| plan.epoch + LAGS[LAGS.len() - 1] < epoch)
         {
             self.plans.pop_front();
         }
-        // What the largest of these plans wanted of each.
-        let mut most: HashMap<Kind, f64> = HashMap::new();
-        for (_, trades) in &self.plans {
-            for (kind, bytes) in wanted(trades) {
-                let most = most.entry(kind).or_default();
-                *most = most.max(bytes);
-            }
-        }
-        for (at, trades) in &self.plans {
-            let Some(lag) = LAGS.iter().position(|lag| at + lag == epoch) else {
+        for plan in &self.plans {
+            let Some(lag) = LAGS.iter().position(|lag| plan.epoch + lag == epoch) else {
                 continue;
             };
             let mut sums: HashMap<Kind, (f64, f64)> = HashMap::new();
-            for trade in trades {
+            for trade in &plan.trades {
                 let cold = match trade.cold {
                     Some((target, addr)) => worth(target, addr),
                     None => Some(0.0),
@@ -180,12 +192,11 @@ impl Lasting {
                     *left += trade.bytes * (hot - cold);
                 }
             }
-            let wanted = wanted(trades);
             for (kind, (promised, left)) in sums {
                 if promised > 0.0 {
                     let (target, margin) = kind;
                     let curve = &mut self.curves.entry(target).or_default()[margin as usize];
-                    curve.learn(lag, wanted[&kind] / most[&kind], left / promised);
+                    curve.learn(lag, plan.weights[&kind], left / promised);
                 }
             }
         }
