@@ -66,7 +66,7 @@ fn residency(bytes: u64) -> Vec<RangeResidency> {
         .collect()
 }
 
-fn observation(turn: u64, bytes: u64, samples: Vec<Sample>) -> Observation {
+fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observation {
     let mut accesses = AccessSet::new(samples);
     for _ in 0..3 {
         for i in 0..accesses.samples().len() {
@@ -89,8 +89,7 @@ fn observation(turn: u64, bytes: u64, samples: Vec<Sample>) -> Observation {
             eligible: PageRange::new(VirtAddr(0), VirtAddr(bytes))
                 .into_iter()
                 .collect(),
-            // A hundred CPUs, so that moves pay at any size.
-            cpu_time: Nanos::from_secs(1000 * turn),
+            cpu_time: Nanos::from_secs(10 * cpus * turn),
             cpu_share: vec![(NodeId(0), 1.0)],
             allowed_nodes: None,
             excluded: Vec::new(),
@@ -117,7 +116,13 @@ fn observation(turn: u64, bytes: u64, samples: Vec<Sample>) -> Observation {
 }
 
 fn decisions(c: &mut Criterion) {
-    let mut group = c.benchmark_group("step");
+    // A hundred CPUs, so that moves pay at any size; and one, so that none does.
+    step(c, "step", 100);
+    step(c, "step-no-gain", 1);
+}
+
+fn step(c: &mut Criterion, name: &str, cpus: u64) {
+    let mut group = c.benchmark_group(name);
     group.sample_size(10);
     for regions in [10_000_u64, 100_000, 1_000_000] {
         let bytes = regions * HUGE_PAGE_BYTES;
@@ -129,11 +134,11 @@ fn decisions(c: &mut Criterion) {
         settings.profiling.overhead_control = false;
         let mut engine = Engine::new(settings, tiers(), 1);
         let mut turn = 1;
-        let mut plan = engine.step(&observation(turn, bytes, Vec::new()));
+        let mut plan = engine.step(&observation(turn, bytes, cpus, Vec::new()));
         assert_eq!(plan.samples.len() as u64, regions);
         // Where all of it is, once.
         turn += 1;
-        let mut seen = observation(turn, bytes, std::mem::take(&mut plan.samples));
+        let mut seen = observation(turn, bytes, cpus, std::mem::take(&mut plan.samples));
         seen.residency = residency(bytes);
         plan = engine.step(&seen);
         group.throughput(Throughput::Elements(regions));
@@ -143,11 +148,14 @@ fn decisions(c: &mut Criterion) {
                 for _ in 0..turns {
                     turn += 1;
                     let samples = std::mem::take(&mut plan.samples);
-                    let seen = observation(turn, bytes, samples);
+                    let seen = observation(turn, bytes, cpus, samples);
                     let begin = Instant::now();
                     plan = engine.step(&seen);
                     spent += begin.elapsed();
-                    assert!(plan.moves.len() > 1, "something is to be moved");
+                    assert!(
+                        cpus == 1 || plan.moves.len() > 1,
+                        "something is to be moved"
+                    );
                 }
                 spent
             });

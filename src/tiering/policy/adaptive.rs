@@ -26,12 +26,10 @@
 //! What was moved rests before it may go the other way; what comes back up twice as long
 //! each time that it was moved back at once: regions inherit that when they split.
 //!
-//! **Source.** Cost against benefit as in ARMS, exchange as in Nimble, backing off as in
-//! the kernel's ping-pong control; none of their code.
+//! **Source.** Cost against benefit as in ARMS, exchange as in Nimble; none of their code.
 //!
 //! **Properties** (tests below): no node is filled beyond its room; each demotion stands
-//! before its promotion; equals are never exchanged; what does not last is not moved, nor is
-//! what gains less than it costs.
+//! before its promotion; equals are never exchanged; nor is what gains less than it costs.
 
 use std::collections::HashMap;
 
@@ -197,8 +195,7 @@ struct Terms {
     first: Vec<[f64; Margin::ALL.len()]>,
     /// Of moving a byte, in seconds.
     cost: f64,
-    /// Bytes that may be moved, and that may be remembered of what does not pay: what gains
-    /// most for a moment must not take the place of what gains for long.
+    /// Bytes that may be moved, and of what does not pay, that may be remembered.
     left: Bytes,
     thought: Bytes,
 }
@@ -334,6 +331,10 @@ impl<'a, 'v> Planner<'a, 'v> {
         let Some(rank) = target.tiers.rank_of(from) else {
             return;
         };
+        // Of a million that cannot pay, enough to learn from is looked at.
+        if self.terms.thought.is_zero() && !self.may_pay(candidate) {
+            return;
+        }
         let worth = self.surely(place);
         let mut left = Bytes::from_pages(region.pages().on(from));
         for better in &target.tiers.ranks()[..rank] {
@@ -360,6 +361,17 @@ impl<'a, 'v> Planner<'a, 'v> {
                 left = left.saturating_sub(bytes);
             }
         }
+    }
+
+    /// Whether it would pay to bring it to the fastest node if nobody had to give way, and if
+    /// it lasted as what lasts longest.
+    fn may_pay(&self, Candidate { place, from }: Candidate) -> bool {
+        let target = place.target_in(self.view);
+        let best = target.tiers.ranks().first();
+        let saved = best.map_or(0.0, |best| latency(target, from) - best.latency_ns);
+        let seconds = self.terms.seconds[place.target as usize];
+        let gained = self.worth.mean(place) * saved * seconds.into_iter().fold(0.0, f64::max);
+        gained >= self.worth.settings.payback * self.terms.cost
     }
 
     /// Makes the exchange if it pays.
