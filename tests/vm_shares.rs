@@ -40,12 +40,13 @@ fn workload() -> Workload {
 fn body(pids: &[(u32, u16)]) -> String {
     let mut text = format!("[profiling]\ninterval = \"2s\"\n{WHERE_MOVES_PAY}");
     for (at, (pid, weight)) in pids.iter().enumerate() {
-        let floor = if at == 2 { FLOOR } else { Bytes::ZERO };
         let _ = write!(
             text,
-            "[[targets]]\nname = \"t{at}\"\npid = {pid}\nweight = {weight}\nfloor = \"{}B\"\n",
-            floor.0
+            "[[targets]]\nname = \"t{at}\"\npid = {pid}\nweight = {weight}\n"
         );
+        if at == 2 {
+            let _ = writeln!(text, "floor = \"{}B\"", FLOOR.0);
+        }
     }
     text
 }
