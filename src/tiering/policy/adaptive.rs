@@ -123,8 +123,8 @@ impl Adaptive {
             // What changes next finds as much as there was at first.
             self.budget = Bytes(self.budget.0 / 2).max(first.min(self.budget));
         } else if deferred.0 > self.asked.0 / 8 {
-            self.budget = moved;
-        } else if self.asked.0 > self.budget.0 / 8 * 7 && self.lasts {
+            self.budget = moved.max(Bytes(self.budget.0 / 2));
+        } else if self.asked.0 > self.budget.0 / 8 * 7 && (self.lasts || self.budget < first) {
             self.budget = Bytes(self.budget.0.saturating_mul(2));
         }
         let load = self.loads.sum();
