@@ -75,8 +75,8 @@ pub struct Adaptive {
     cost: f64,
     /// Bytes that the last plan was to move.
     asked: Bytes,
-    /// Whether most of that was, as far as is known, to be worth while for an epoch at least.
-    lasts: bool,
+    /// The share of that which was, as far as is known, to be worth while for an epoch.
+    lasts: f64,
     /// Epochs for which it goes on saying so once it has held back.
     holds_back: u8,
     loads: Loads,
@@ -91,7 +91,7 @@ impl Adaptive {
             budget: settings.first_bytes,
             cost: COST_AT_FIRST,
             asked: Bytes::ZERO,
-            lasts: true,
+            lasts: 1.0,
             holds_back: 0,
             loads: Loads::default(),
         }
@@ -119,12 +119,14 @@ impl Adaptive {
             let cost = (cost.as_secs_f64() / moved.as_f64()).min(COST_JUMPS * self.cost);
             self.cost += weight * (cost - self.cost);
         }
+        // Back to what it begins with it comes more easily than beyond.
+        let enough = if self.budget < first { 0.2 } else { 0.5 };
         if self.holds_back == SAYS_SO {
             // What changes next finds as much as there was at first.
             self.budget = Bytes(self.budget.0 / 2).max(first.min(self.budget));
         } else if deferred.0 > self.asked.0 / 8 {
             self.budget = moved.max(Bytes(self.budget.0 / 2));
-        } else if self.asked.0 > self.budget.0 / 8 * 7 && (self.lasts || self.budget < first) {
+        } else if self.asked.0 > self.budget.0 / 8 * 7 && self.lasts >= enough {
             self.budget = Bytes(self.budget.0.saturating_mul(2));
         }
         let load = self.loads.sum();
@@ -174,14 +176,19 @@ impl Policy for Adaptive {
         };
         let mut planner = Planner::new(&worth, terms);
         planner.plan();
-        let Planner { moves, trades, .. } = planner;
-        self.lasts = planner.lasts >= 0.5 * moves.iter().map(|m| m.limit.as_f64()).sum::<f64>();
+        let Planner {
+            moves,
+            trades,
+            lasts,
+            ..
+        } = planner;
         self.holds_back = match (moves.is_empty(), trades.is_empty()) {
             (true, false) => SAYS_SO,
             (true, true) => self.holds_back.saturating_sub(1),
             (false, _) => 0,
         };
         self.asked = moves.iter().map(|m| m.limit).sum();
+        self.lasts = lasts / self.asked.as_f64().max(1.0);
         self.lasting.note(view.epoch, trades);
         moves
     }
