@@ -13,7 +13,8 @@ const ROOM: Bytes = Bytes::from_mib(96);
 /// Epochs in which it may find out.
 const LEARNS: u64 = 18;
 /// In shares of the buffer: what may be moved until then, and what per epoch afterwards.
-const MOST: f64 = 1.5;
+/// Where moving is quick `policy.adaptive.moving_limit` pays for more of it.
+const MOST: f64 = 2.0;
 const STILL: f64 = 0.01;
 
 /// What came of one.

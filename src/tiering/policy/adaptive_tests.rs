@@ -3,8 +3,9 @@ use proptest::prelude::*;
 use super::super::testing::{self, MIB, Scene, brief, regions};
 use super::*;
 use crate::tiering::observation::{Sample, Share, Tally, TargetId};
+use crate::tiering::plan::{Direction, Reason};
 use crate::tiering::region::{Region, RegionMap, Thresholds};
-use crate::units::{Nanos, PageRange, Pid};
+use crate::units::{Nanos, NodeId, PageRange, Pid, VirtAddr};
 
 fn adaptive() -> Adaptive {
     Adaptive::new(AdaptiveSettings::default())

@@ -13,14 +13,15 @@
 //! were moved. What is left of what was promised, as a share by the epochs that passed, is
 //! a curve that begins at one; its area is the number of epochs for which a move gains what
 //! it promises. Beyond eight epochs it goes on falling as it did from the fourth to the
-//! eighth. A plan counts by how much it wanted of what the largest in the eight epochs before did:
-//! what is left to do when nearly all lies where it should says little of what comes next. What is looked up is the last epoch's count alone, which did not make the page
-//! seem hot: of noise nothing is left at once.
+//! eighth. A plan counts by how much of what it might have moved it wanted to, beside the
+//! one that wanted most in the eight epochs before: what is left to do when nearly all lies
+//! where it should says little of what comes next. What is looked up is the last epoch's
+//! count alone, which did not make the page seem hot: of noise nothing is left at once.
 //!
-//! For each target there is one curve for exchanges of what is much hotter, one for what is hotter and one
-//! for what is a little hotter: where all lies where it should, what is left to exchange is
-//! noise, and says nothing of a set that becomes hot tomorrow. Each begins as if two plans
-//! had lasted, so that a first change does not end everything.
+//! For each target there is one curve for exchanges of what is much hotter, one for what is
+//! hotter and one for what is a little hotter: where all lies where it should, what is left
+//! to exchange is noise, and says nothing of a set that becomes hot tomorrow. Each begins
+//! as if two plans had lasted, so that a first change does not end everything.
 //!
 //! **Properties** (tests below): the area is between none and the horizon; noise has none,
 //! and says nothing of what is much hotter.
@@ -85,6 +86,7 @@ pub(super) struct Trade {
 struct Noted {
     epoch: u64,
     trades: Vec<Trade>,
+    /// Shares of what might have been moved.
     wanted: HashMap<Kind, f64>,
     /// That by what the largest of it and of those eight epochs before it wanted.
     weights: HashMap<Kind, f64>,
@@ -99,11 +101,12 @@ impl Trade {
     }
 }
 
-/// Bytes of a plan's exchanges.
-fn wanted(trades: &[Trade]) -> HashMap<Kind, f64> {
+/// Bytes of a plan's exchanges, as shares of what it might have moved: a plan that may do
+/// little does not say less for that.
+fn wanted(trades: &[Trade], allowed: f64) -> HashMap<Kind, f64> {
     let mut wanted = HashMap::new();
     for trade in trades {
-        *wanted.entry(trade.kind()).or_default() += trade.bytes;
+        *wanted.entry(trade.kind()).or_default() += trade.bytes / allowed;
     }
     wanted
 }
@@ -150,9 +153,10 @@ pub(super) struct Lasting {
 type Curves = [Curve; Margin::ALL.len()];
 
 impl Lasting {
-    /// Remembers the exchanges of the plan of this epoch.
-    pub(super) fn note(&mut self, epoch: u64, trades: Vec<Trade>) {
-        let wanted = wanted(&trades);
+    /// Remembers the exchanges of the plan of this epoch, which might have been as many as
+    /// `allowed` bytes.
+    pub(super) fn note(&mut self, epoch: u64, trades: Vec<Trade>, allowed: f64) {
+        let wanted = wanted(&trades, allowed);
         let weights = wanted.iter().map(|(kind, &bytes)| {
             let before = self.plans.iter().filter_map(|plan| plan.wanted.get(kind));
             (*kind, bytes / before.copied().fold(bytes, f64::max))
@@ -268,7 +272,7 @@ mod tests {
                 promised: 1.0,
                 margin: Margin::Large,
             };
-            lasting.note(epoch, vec![trade]);
+            lasting.note(epoch, vec![trade], 1.0);
         }
         lasting
     }
@@ -314,7 +318,7 @@ mod tests {
                 promised: 1.0,
                 margin: Margin::of(0.1),
             };
-            lasting.note(epoch, vec![trade]);
+            lasting.note(epoch, vec![trade], 1.0);
         }
         assert!(lasting.epochs(ID, Margin::Small, 64) <= 0.0);
         assert!((lasting.epochs(ID, Margin::of(0.9), 64) - 64.0).abs() < 1e-9);
@@ -336,12 +340,31 @@ mod tests {
                 promised: 1.0,
                 margin: Margin::Large,
             };
-            lasting.note(epoch, vec![trade]);
+            lasting.note(epoch, vec![trade], 1.0);
             if epoch > 100 {
                 epochs = epochs.min(lasting.epochs(ID, Margin::Large, 64));
             }
         }
         assert!((2.5..8.0).contains(&epochs), "{epochs}");
+    }
+
+    #[test]
+    fn what_may_do_less_says_as_much() {
+        // What may be moved is halved time and again, and all of it is used.
+        let mut lasting = Lasting::default();
+        for epoch in 1..10 {
+            lasting.follow(epoch, |_, _| Some(0.0));
+            let allowed = 0.5_f64.powi(i32::try_from(epoch).expect("few"));
+            let trade = Trade {
+                hot: (ID, VirtAddr(epoch)),
+                cold: None,
+                bytes: allowed,
+                promised: 1.0,
+                margin: Margin::Large,
+            };
+            lasting.note(epoch, vec![trade], allowed);
+        }
+        assert!(lasting.epochs(ID, Margin::Large, 64) <= 0.0);
     }
 
     #[test]
@@ -354,7 +377,7 @@ mod tests {
             promised: 1.0,
             margin: Margin::Large,
         };
-        lasting.note(1, vec![trade]);
+        lasting.note(1, vec![trade], 1.0);
         lasting.follow(2, |_, addr| (addr.0 == 0).then_some(0.0));
         let before = lasting.epochs(ID, Margin::Large, 64);
         lasting.follow(3, |_, _| Some(0.0));

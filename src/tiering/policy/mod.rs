@@ -6,6 +6,7 @@ mod lasting;
 mod ledger;
 pub mod peers;
 mod place;
+mod planner;
 mod shares;
 mod sorted;
 #[cfg(test)]

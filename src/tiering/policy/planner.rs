@@ -1,0 +1,432 @@
+//! One plan of policy [`adaptive`](super::adaptive): exchanges of what is worth more for
+//! what is worth less, as long as they pay.
+//!
+//! **Order.** What gains most first. For each, the fastest rank where there is room or where
+//! something is worth less; what gives way goes one rank down, before it.
+//!
+//! **Properties** (tests of [`adaptive`](super::adaptive)): no node is filled beyond its
+//! room; each demotion stands before its promotion; equals are never exchanged.
+
+use std::collections::HashMap;
+
+use super::lasting::{Margin, Trade};
+use super::place::{Place, numbered};
+use super::shares::{GiveWay, Shares};
+use super::sorted::Sorted;
+use super::worth::{Worth, latency};
+use super::{Ledger, View};
+use crate::tiering::plan::{Direction, Move, Reason};
+use crate::units::{Bytes, NodeId, VirtAddr};
+
+/// Exchanges of one plan that are looked up later.
+const TRADES: usize = 64;
+
+/// What a plan reckons with.
+pub(super) struct Terms {
+    /// For how long a move gains what it promises, in seconds: per target and margin.
+    pub(super) seconds: Vec<[f64; Margin::ALL.len()]>,
+    /// What share of it an epoch later.
+    pub(super) first: Vec<[f64; Margin::ALL.len()]>,
+    /// Of moving a byte, in seconds.
+    pub(super) cost: f64,
+    /// Bytes that may be moved, and of what does not pay, that may be remembered.
+    pub(super) left: Bytes,
+    pub(super) thought: Bytes,
+}
+
+/// Something that may be promoted.
+#[derive(Clone, Copy)]
+struct Candidate {
+    place: Place,
+    from: NodeId,
+}
+
+/// How far the search for what gives way on a node has come, for those with the same right
+/// to it.
+struct Cursor {
+    node: NodeId,
+    class: usize,
+    at: usize,
+}
+
+/// Who gives way to whom.
+#[derive(Clone, Copy)]
+struct Victim {
+    place: Place,
+    to: NodeId,
+    bytes: Bytes,
+    /// Whatever it loses: the other target is due it.
+    is_due: bool,
+}
+
+/// What became of an exchange.
+enum Exchange {
+    Made,
+    /// What gives way would lose more.
+    Loses,
+    /// It gains less than it costs.
+    CostsMore,
+}
+
+/// A plan in the making.
+pub(super) struct Planner<'a, 'v> {
+    worth: &'a Worth<'a, 'v>,
+    view: &'a View<'v>,
+    terms: Terms,
+    free: Ledger,
+    /// Every region, what is worth least first.
+    coldest: Vec<Place>,
+    cursors: Vec<Cursor>,
+    /// Bytes of regions that leave a node already.
+    taken: HashMap<(u32, u32, NodeId), Bytes>,
+    shares: Shares,
+    /// What is to move.
+    pub(super) moves: Vec<Move>,
+    /// Bytes of moves that are going to be worth while for an epoch, each as far as it is.
+    pub(super) lasts: f64,
+    /// Exchanges to be looked up later.
+    pub(super) trades: Vec<Trade>,
+    /// Every so many bytes one exchange is looked up later.
+    each: u64,
+    until_next: u64,
+}
+
+impl<'a, 'v> Planner<'a, 'v> {
+    pub(super) fn new(worth: &'a Worth<'a, 'v>, terms: Terms) -> Self {
+        let each = (terms.left.0 / TRADES as u64).max(1);
+        Self {
+            worth,
+            view: worth.view,
+            terms,
+            free: Ledger::free(worth.view),
+            coldest: Vec::new(),
+            cursors: Vec::new(),
+            taken: HashMap::new(),
+            shares: Shares::of(worth.view, |region| worth.is_warm(region)),
+            moves: Vec::new(),
+            lasts: 0.0,
+            trades: Vec::new(),
+            each,
+            until_next: 0,
+        }
+    }
+
+    pub(super) fn plan(&mut self) {
+        for candidate in self.candidates() {
+            if self.terms.left.is_zero() {
+                return;
+            }
+            self.promote(candidate);
+        }
+    }
+
+    /// What lies slower than it could, what would gain most first. Sorts all regions for
+    /// the search for what gives way, too.
+    fn candidates(&mut self) -> Vec<Candidate> {
+        let (mut coldest, mut gains) = (Sorted::new(), Sorted::new());
+        for (target, t) in numbered(&self.view.targets) {
+            let Some(best) = t.tiers.ranks().first() else {
+                continue;
+            };
+            for (region, r) in numbered(t.regions) {
+                if r.pages().total() == 0 {
+                    continue;
+                }
+                let place = Place { target, region };
+                coldest.add(self.worth.mean(place), place);
+                if !self.worth.is_warm(r) || self.worth.rests(r, Direction::Promotion) {
+                    continue;
+                }
+                let mut surely = None;
+                for (from, _) in r.pages().iter() {
+                    let saved = latency(t, from) - best.latency_ns;
+                    if saved > 0.0 {
+                        let worth = *surely.get_or_insert_with(|| self.surely(place));
+                        gains.add(worth * saved, Candidate { place, from });
+                    }
+                }
+            }
+        }
+        self.coldest = coldest.ascending().collect();
+        gains.ascending().rev().collect()
+    }
+
+    /// What a region is worth at least, and at most.
+    fn surely(&self, place: Place) -> f64 {
+        self.worth.beside(place, -self.worth.settings.certainty)
+    }
+
+    fn at_most(&self, place: Place) -> f64 {
+        self.worth.beside(place, self.worth.settings.certainty)
+    }
+
+    /// Brings what of a region lies on a node to the fastest one where it may be.
+    fn promote(&mut self, candidate: Candidate) {
+        let Candidate { place, from } = candidate;
+        let (target, region) = (place.target_in(self.view), place.region_in(self.view));
+        let Some(rank) = target.tiers.rank_of(from) else {
+            return;
+        };
+        // Of a million that cannot pay, enough to learn from is looked at.
+        if self.terms.thought.is_zero() && !self.may_pay(candidate) {
+            return;
+        }
+        let worth = self.surely(place);
+        let mut left = Bytes::from_pages(region.pages().on(from));
+        for better in &target.tiers.ranks()[..rank] {
+            while !left.is_zero() && !self.terms.left.is_zero() {
+                let (to, victim) = if let Some((to, _)) = self.free.roomiest(better) {
+                    (to, None)
+                } else {
+                    // What gives way is moved, too.
+                    let want = left.min(Bytes(self.terms.left.0 / 2));
+                    match self.victim(better.nodes.as_slice(), place, worth, want) {
+                        Some((to, victim)) => (to, Some(victim)),
+                        None => break,
+                    }
+                };
+                let bytes = match victim {
+                    Some(victim) => left.min(victim.bytes),
+                    None => left.min(self.free.on(to)).min(self.terms.left),
+                };
+                match self.exchange((candidate, to, bytes), victim) {
+                    Exchange::Made => {}
+                    Exchange::Loses => break,
+                    Exchange::CostsMore => return,
+                }
+                left = left.saturating_sub(bytes);
+            }
+        }
+    }
+
+    /// Whether it would pay to bring it to the fastest node if nobody had to give way, and if
+    /// it lasted as what lasts longest.
+    fn may_pay(&self, Candidate { place, from }: Candidate) -> bool {
+        let target = place.target_in(self.view);
+        let best = target.tiers.ranks().first();
+        let saved = best.map_or(0.0, |best| latency(target, from) - best.latency_ns);
+        let seconds = self.terms.seconds[place.target as usize];
+        let gained = self.worth.mean(place) * saved * seconds.into_iter().fold(0.0, f64::max);
+        gained >= self.worth.settings.payback * self.terms.cost
+    }
+
+    /// Makes the exchange if it pays.
+    fn exchange(
+        &mut self,
+        (candidate, to, bytes): (Candidate, NodeId, Bytes),
+        victim: Option<Victim>,
+    ) -> Exchange {
+        let Candidate { place, from } = candidate;
+        // What a byte gains per second, and what gives way loses.
+        let target = place.target_in(self.view);
+        let saved = latency(target, from) - latency(target, to);
+        let gain = self.worth.mean(place) * saved * bytes.as_f64();
+        let loser = victim.filter(|victim| !victim.is_due);
+        let lost = loser.map_or(0.0, |victim| self.lost(victim, to));
+        if gain <= lost {
+            return Exchange::Loses;
+        }
+        let margin = self.margin(place, loser);
+        let kind = (place.target as usize, margin as usize);
+        let moved = bytes + victim.map_or(Bytes::ZERO, |victim| victim.bytes);
+        let cost = self.terms.cost * moved.as_f64();
+        let seconds = self.terms.seconds[kind.0][kind.1];
+        if (gain - lost) * seconds < self.worth.settings.payback * cost {
+            if !self.terms.thought.is_zero() {
+                self.remember(place, loser, bytes, margin);
+            }
+            self.terms.thought = self.terms.thought.saturating_sub(moved);
+            return Exchange::CostsMore;
+        }
+        self.remember(place, loser, bytes, margin);
+        self.lasts += self.terms.first[kind.0][kind.1] * moved.as_f64();
+        if let Some(Victim {
+            place,
+            to: down,
+            bytes,
+            ..
+        }) = victim
+        {
+            let key = (place.target, place.region, to);
+            *self.taken.entry(key).or_default() += bytes;
+            self.go(place, (to, down), bytes, Direction::Demotion);
+        }
+        self.go(place, (from, to), bytes, Direction::Promotion);
+        Exchange::Made
+    }
+
+    fn margin(&self, place: Place, victim: Option<Victim>) -> Margin {
+        let heat = |place: Place| place.region_in(self.view).heat();
+        let less = victim.map_or(0.0, |victim| heat(victim.place));
+        Margin::of((heat(place) - less) / f32::from(self.view.scans.max(1)))
+    }
+
+    /// What a victim loses per second.
+    fn lost(&self, victim: Victim, from: NodeId) -> f64 {
+        let target = victim.place.target_in(self.view);
+        let longer = latency(target, victim.to) - latency(target, from);
+        self.worth.mean(victim.place) * longer * victim.bytes.as_f64()
+    }
+
+    /// One move.
+    fn go(
+        &mut self,
+        place: Place,
+        (from, to): (NodeId, NodeId),
+        bytes: Bytes,
+        direction: Direction,
+    ) {
+        let target = place.target_in(self.view);
+        if self.worth.is_warm(place.region_in(self.view)) {
+            self.shares.left(place.target, from, bytes);
+            self.shares.came(place.target, to, bytes);
+        }
+        self.free.take(to, bytes);
+        self.free.give(from, bytes);
+        self.terms.left = self.terms.left.saturating_sub(bytes);
+        self.moves.push(Move {
+            target: target.id,
+            pid: target.pid,
+            range: place.region_in(self.view).range(),
+            from,
+            to,
+            limit: bytes,
+            direction,
+            reason: match direction {
+                Direction::Promotion => Reason::Hot,
+                Direction::Demotion => Reason::Room,
+            },
+        });
+    }
+
+    /// What gives way on one of these nodes to a region that is worth so much at least:
+    /// up to `bytes` of what is worth least there, and where it goes.
+    fn victim(
+        &mut self,
+        nodes: &[NodeId],
+        hotter: Place,
+        worth: f64,
+        bytes: Bytes,
+    ) -> Option<(NodeId, Victim)> {
+        let mut found = nodes.iter().filter_map(|&node| {
+            let victim = self.coldest_on(node, hotter, worth, bytes)?;
+            Some((node, victim))
+        });
+        found.next()
+    }
+
+    fn coldest_on(
+        &mut self,
+        node: NodeId,
+        hotter: Place,
+        worth: f64,
+        bytes: Bytes,
+    ) -> Option<Victim> {
+        let slot = self.cursor(node, self.shares.class(hotter.target));
+        loop {
+            let at = self.cursors[slot].at;
+            let &place = self.coldest.get(at).filter(|_| !bytes.is_zero())?;
+            let is_short = self.shares.is_short(hotter.target);
+            if self.worth.mean(place) >= worth && !is_short {
+                // All that follow are worth more, give or take a quarter.
+                return None;
+            }
+            let found = self.give_way(place, node, hotter, worth, bytes);
+            if found.is_some() {
+                return found;
+            }
+            self.cursors[slot].at = at + 1;
+        }
+    }
+
+    /// What of a region on a node gives way to a hotter one.
+    fn give_way(
+        &self,
+        place: Place,
+        node: NodeId,
+        hotter: Place,
+        worth: f64,
+        bytes: Bytes,
+    ) -> Option<Victim> {
+        let region = place.region_in(self.view);
+        let key = (place.target, place.region, node);
+        let taken = self.taken.get(&key).copied().unwrap_or_default();
+        let here = Bytes::from_pages(region.pages().on(node)).saturating_sub(taken);
+        if here.is_zero()
+            || place == hotter
+            || !region.is_known()
+            || self.worth.rests(region, Direction::Demotion)
+        {
+            return None;
+        }
+        let give_way = if self.worth.is_warm(region) {
+            self.shares.between(hotter.target, place.target, node)
+        } else {
+            GiveWay::ByGain
+        };
+        // A folio leaves as a whole.
+        let folio = region.folio_bytes();
+        let folios = |most: Bytes| Bytes(most.0 / folio * folio);
+        let (most, is_due) = match give_way {
+            GiveWay::ByGain => (here, false),
+            GiveWay::Spare(most) => (folios(most), false),
+            GiveWay::Due(most) => (folios(most), true),
+        };
+        if !is_due && self.at_most(place) >= worth {
+            return None;
+        }
+        let (to, room) = self.next_down(place, node)?;
+        let lack = Bytes(bytes.0.div_ceil(folio) * folio);
+        let bytes = here.min(lack).min(room).min(most).min(self.terms.left);
+        if bytes.is_zero() {
+            return None;
+        }
+        Some(Victim {
+            place,
+            to,
+            bytes,
+            is_due,
+        })
+    }
+
+    fn cursor(&mut self, node: NodeId, class: usize) -> usize {
+        let same = |c: &Cursor| c.node == node && c.class == class;
+        if let Some(slot) = self.cursors.iter().position(same) {
+            return slot;
+        }
+        self.cursors.push(Cursor { node, class, at: 0 });
+        self.cursors.len() - 1
+    }
+
+    /// The next slower rank with room, and its roomiest node.
+    fn next_down(&self, place: Place, node: NodeId) -> Option<(NodeId, Bytes)> {
+        let tiers = place.target_in(self.view).tiers;
+        let rank = tiers.rank_of(node)?;
+        tiers.ranks()[rank + 1..]
+            .iter()
+            .find_map(|slower| self.free.roomiest(slower))
+    }
+
+    /// Notes an exchange to be looked up later, every so many bytes.
+    fn remember(&mut self, place: Place, victim: Option<Victim>, bytes: Bytes, margin: Margin) {
+        if self.until_next > bytes.0 {
+            self.until_next -= bytes.0;
+            return;
+        }
+        self.until_next = self.each;
+        let cold = victim.map(|victim| victim.place);
+        let page = |place: Place| {
+            let range = place.region_in(self.view).range();
+            let middle = range.start().0 + range.bytes().0 / 2;
+            (place.target_in(self.view).id, VirtAddr(middle))
+        };
+        let less = cold.map_or(0.0, |cold| self.worth.mean(cold));
+        self.trades.push(Trade {
+            hot: page(place),
+            cold: cold.map(page),
+            bytes: bytes.0.max(self.each) as f64,
+            promised: self.worth.mean(place) - less,
+            margin,
+        });
+    }
+}
