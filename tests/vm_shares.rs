@@ -12,8 +12,8 @@ use hmkeeper::units::{Bytes, NodeId};
 
 /// Each wants more than all of it, also where the guest leaves half as much again.
 const ROOM: Bytes = Bytes::from_mib(80);
-/// Of the third one.
-const FLOOR: Bytes = Bytes::from_mib(24);
+/// Of the third one: more than its weight would give it.
+const FLOOR: Bytes = Bytes::from_mib(40);
 /// Divided as it should be within so many epochs.
 const WITHIN: usize = 30;
 /// And then for so many.
