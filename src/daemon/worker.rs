@@ -184,6 +184,8 @@ struct Worker {
     operator_paused: bool,
     /// Reasons that were logged.
     pauses: Vec<PauseReason>,
+    /// Why memory stays where it is, as far as logged.
+    told: log::Told,
     dry_run: bool,
     epochs: Option<u64>,
     cpus: usize,
@@ -236,6 +238,7 @@ impl Worker {
             attached: plan.pids.into_iter().map(TargetSpec::of_pid).collect(),
             operator_paused: false,
             pauses: Vec::new(),
+            told: log::Told::default(),
             dry_run: plan.dry_run,
             epochs: plan.epochs,
             cpus,
@@ -285,6 +288,7 @@ impl Worker {
                             left = left.map(|n| n - 1);
                         }
                         log::epoch(&report, self.looping.tiers());
+                        self.told.log(&report);
                         self.snapshots
                             .send_modify(|shared| Arc::make_mut(shared).record(report));
                         self.log_pauses();

@@ -31,7 +31,7 @@ use crate::tiering::tier::TierTable;
 
 const MAGIC: &[u8; 19] = b"hmkeeper recording\n";
 /// Of the format; a change of any type in a [`Frame`] needs the next one.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 const HEAD: usize = MAGIC.len() + 4;
 /// Length and checksums before a payload.
 const RECORD_HEAD: usize = 12;

@@ -38,6 +38,8 @@ enum Want {
 struct Page {
     addr: VirtAddr,
     node: NodeId,
+    /// No other process maps it.
+    exclusive: bool,
     /// Where they were read.
     frame: Option<(Pfn, Flags)>,
 }
@@ -102,7 +104,7 @@ impl Locator {
             Err(e) if pagemap::is_gone(&e) => return Ok(()),
             Err(e) => return Err(e),
         };
-        let mut unplaced: Vec<VirtAddr> = Vec::new();
+        let mut unplaced: Vec<(VirtAddr, bool)> = Vec::new();
         let mut start = range.start();
         while start < range.end() {
             let end = start
@@ -130,11 +132,16 @@ impl Locator {
                     }
                     let placed = entry.pfn().and_then(|p| Some((p, self.nodes.node(p)?)));
                     let Some((pfn, node)) = placed else {
-                        unplaced.push(addr);
+                        unplaced.push((addr, entry.exclusive()));
                         continue;
                     };
-                    let frame = flags.map(|flags| (pfn, flags));
-                    if each(Page { addr, node, frame }).is_break() {
+                    let page = Page {
+                        addr,
+                        node,
+                        exclusive: entry.exclusive(),
+                        frame: flags.map(|flags| (pfn, flags)),
+                    };
+                    if each(page).is_break() {
                         return Ok(());
                     }
                 }
@@ -188,21 +195,23 @@ impl Locator {
         Ok(counts)
     }
 
-    /// Adds to `out` the folios of a range that are on `from` and not to be
-    /// skipped, in order of address, until they hold `limit` pages. The last
-    /// one counts whole. Returns the pages found and those skipped.
-    pub(super) fn folios_on(
+    /// Adds to `out` the folios of a range that are on `from`, in order of address,
+    /// until they hold `limit` pages. The last one counts whole. One that `skip` gives a
+    /// reason for, by its first page and whether no other process maps that, is left
+    /// out. Returns the pages found, and those left out by reason.
+    pub(super) fn folios_on<R: Copy + PartialEq>(
         &mut self,
         pid: Pid,
         range: PageRange,
         from: NodeId,
         limit: u64,
-        skip: impl Fn(VirtAddr) -> bool,
+        skip: impl Fn(VirtAddr, bool) -> Option<R>,
         out: &mut Vec<Found>,
-    ) -> io::Result<(u64, u64)> {
+    ) -> io::Result<(u64, Vec<(R, u64)>)> {
         let mut last: Option<(VirtAddr, Pfn)> = None;
-        let (mut pages, mut skipped) = (0, 0);
-        let mut skipping = false;
+        let mut pages = 0;
+        let mut skipped: Vec<(R, u64)> = Vec::new();
+        let mut skipping = None;
         self.pages(pid, range, Want::Folios, |page| {
             if page.node != from {
                 last = None;
@@ -218,10 +227,13 @@ impl Locator {
                 if pages >= limit {
                     return ControlFlow::Break(());
                 }
-                skipping = skip(page.addr);
+                skipping = skip(page.addr, page.exclusive);
             }
-            if skipping {
-                skipped += 1;
+            if let Some(why) = skipping {
+                match skipped.iter_mut().find(|(w, _)| *w == why) {
+                    Some((_, sum)) => *sum += 1,
+                    None => skipped.push((why, 1)),
+                }
                 return ControlFlow::Continue(());
             }
             match out.last_mut() {
@@ -242,10 +254,11 @@ impl Locator {
 /// Asks the kernel for pages whose frame tells nothing.
 fn ask(
     pid: Pid,
-    pages: &[VirtAddr],
+    pages: &[(VirtAddr, bool)],
     each: &mut impl FnMut(Page) -> ControlFlow<()>,
 ) -> io::Result<ControlFlow<()>> {
-    let status = match move_pages::query(pid, pages) {
+    let addresses: Vec<VirtAddr> = pages.iter().map(|&(addr, _)| addr).collect();
+    let status = match move_pages::query(pid, &addresses) {
         Ok(status) => status,
         // EINVAL: it is ending, and has given its memory back already.
         Err(e) if pagemap::is_gone(&e) || e.raw_os_error() == Some(libc::EINVAL) => {
@@ -253,11 +266,12 @@ fn ask(
         }
         Err(e) => return Err(e),
     };
-    for (&addr, status) in pages.iter().zip(status) {
+    for (&(addr, exclusive), status) in pages.iter().zip(status) {
         if let Status::On(node) = status {
             let page = Page {
                 addr,
                 node,
+                exclusive,
                 frame: None,
             };
             if each(page).is_break() {

@@ -28,7 +28,9 @@ pub enum Status {
     Busy,
     /// The node has no page free.
     NoRoom,
-    /// Mapped by others too, or of a kind that does not move.
+    /// Mapped by others too.
+    Shared,
+    /// Of a kind that does not move.
     Refused,
     /// The kernel wrote nothing.
     Untold,
@@ -46,6 +48,7 @@ impl Status {
                 libc::ENOENT | libc::EFAULT => Self::Absent,
                 libc::EBUSY | libc::EAGAIN => Self::Busy,
                 libc::ENOMEM => Self::NoRoom,
+                libc::EACCES => Self::Shared,
                 _ => Self::Refused,
             },
         }
@@ -137,7 +140,8 @@ mod tests {
             (-libc::EFAULT, Status::Absent),
             (-libc::EBUSY, Status::Busy),
             (-libc::ENOMEM, Status::NoRoom),
-            (-libc::EACCES, Status::Refused),
+            (-libc::EACCES, Status::Shared),
+            (-libc::ENODEV, Status::Refused),
             (UNTOUCHED, Status::Untold),
         ] {
             assert_eq!(Status::of(raw), want, "{raw}");

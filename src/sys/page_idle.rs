@@ -394,8 +394,10 @@ impl AccessSampler for IdleSampler {
                 // Its folio may have been split: look again at the next scan.
                 self.slots[index].pfn = None;
             } else if let Some(pfn) = slot.pfn {
+                let entry = self.frames.entries()[index];
                 seen.place(index, slot.order, self.nodes.node(pfn));
-                if self.frames.entries()[index].soft_dirty() {
+                seen.note_shared(index, !entry.exclusive());
+                if entry.soft_dirty() {
                     seen.note_written(index);
                 }
             }

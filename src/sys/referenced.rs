@@ -285,6 +285,7 @@ impl AccessSampler for ReferencedSampler {
                 };
                 let node = entry.pfn().and_then(|pfn| self.nodes.node(pfn));
                 seen.place(index, folio.map_or(0, |folio| folio.order), node);
+                seen.note_shared(index, !entry.exclusive());
                 if entry.soft_dirty() {
                     seen.note_written(index);
                 }

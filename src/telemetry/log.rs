@@ -15,6 +15,9 @@ use crate::tiering::report::{EpochReport, PauseReason, TargetReport};
 use crate::tiering::tier::TierTable;
 use crate::units::Bytes;
 
+mod left_alone;
+pub use left_alone::Told;
+
 /// The environment variable that overrides `daemon.log`: a level or a filter.
 pub const ENVIRONMENT: &str = "HMKEEPER_LOG";
 

@@ -13,6 +13,7 @@ use super::Snapshot;
 use super::totals::tier_name;
 use crate::tiering::plan::Direction;
 use crate::tiering::report::{PauseReason, TargetReport};
+use crate::units::Bytes;
 
 /// Which way a metric goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +63,10 @@ metrics! {
         "Bytes moved to a slower tier.";
     MOVE_PAGES = Counter "hmkeeper_move_pages_total" ["target", "result"]
         "Pages of 4 KiB that were to be moved, by what became of them.";
+    EXCLUDED = Gauge "hmkeeper_excluded_bytes" ["target", "reason"]
+        "Mapped memory of the target that is never moved.";
+    HELD = Gauge "hmkeeper_held_bytes" ["target", "reason"]
+        "Movable memory of the target that cannot be moved for now.";
     REGIONS = Gauge "hmkeeper_regions" ["target"]
         "Regions in which the target's memory is watched.";
     SAMPLES = Gauge "hmkeeper_samples" ["target"]
@@ -183,6 +188,22 @@ fn mean(targets: &[&TargetReport], share: impl Fn(&TargetReport) -> f64) -> f64 
     }
 }
 
+/// Bytes by target and reason.
+fn by_reason<'a>(
+    names: &BTreeMap<&'a str, Vec<&'a TargetReport>>,
+    of: impl Fn(&TargetReport) -> Vec<(&'static str, Bytes)>,
+) -> Vec<(Vec<&'a str>, f64)> {
+    let mut sums: BTreeMap<(&str, &str), Bytes> = BTreeMap::new();
+    for (&name, targets) in names {
+        for (why, bytes) in targets.iter().flat_map(|t| of(t)) {
+            *sums.entry((name, why)).or_default() += bytes;
+        }
+    }
+    sums.into_iter()
+        .map(|((name, why), bytes)| (vec![name, why], bytes.as_f64()))
+        .collect()
+}
+
 fn per_target(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
     let names = by_name(&snapshot.report.targets);
     let tiers = &snapshot.tiers;
@@ -219,11 +240,26 @@ fn per_target(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error>
             })
             .collect::<Vec<_>>()
     };
+    page.add(
+        &EXCLUDED,
+        by_reason(&names, |t| {
+            t.excluded
+                .iter()
+                .map(|(why, b)| (why.as_str(), *b))
+                .collect()
+        }),
+    )?;
+    page.add(
+        &HELD,
+        by_reason(&names, |t| {
+            t.held.iter().map(|(why, b)| (why.as_str(), *b)).collect()
+        }),
+    )?;
     page.add(&REGIONS, sum(|t| t.regions))?;
     page.add(&SAMPLES, sum(|t| t.samples))?;
     let known = |targets: &[&TargetReport]| -> Option<f64> {
         let known: Vec<f64> = (targets.iter().filter_map(|t| t.written))
-            .map(crate::units::Bytes::as_f64)
+            .map(Bytes::as_f64)
             .collect();
         (!known.is_empty()).then(|| known.iter().sum())
     };
@@ -355,6 +391,14 @@ mod tests {
             Some(2.0 * 96.0 * 1_048_576.0)
         );
         assert_eq!(at("hmkeeper_target_up{target=\"db\"}"), Some(2.0));
+        assert_eq!(
+            at("hmkeeper_excluded_bytes{reason=\"locked\",target=\"db\"}"),
+            Some(2.0 * 5.0 * 1_048_576.0)
+        );
+        assert_eq!(
+            at("hmkeeper_held_bytes{reason=\"shared\",target=\"db\"}"),
+            Some(2.0 * 6.0 * 1_048_576.0)
+        );
         assert_eq!(at("hmkeeper_target_up{target=\"absent\"}"), Some(0.0));
     }
 

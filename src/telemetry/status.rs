@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+mod explained;
 mod text;
+pub(super) use explained::{excluded, explained, held};
 pub use text::WIDTH;
-pub(super) use text::explained;
 
 use super::Snapshot;
 use super::totals::{MoveTotals, Way, tier_name};
 use crate::tiering::observation::{Exclusion, TargetKind};
-use crate::tiering::plan::{Direction, Reason};
-use crate::tiering::report::{PauseReason, TargetReport};
+use crate::tiering::plan::{Direction, PageCounts, Reason};
+use crate::tiering::report::{Hold, PauseReason, TargetReport};
 use crate::units::{Bytes, Pid};
 
 /// The daemon at one moment.
@@ -84,6 +85,15 @@ pub struct TargetStatus {
     pub eligible_bytes: u64,
     /// Memory that may not, by why.
     pub excluded: Vec<ExcludedStatus>,
+    /// Memory that may be moved but cannot be for now, by why; both kinds.
+    #[serde(default)]
+    pub held: Vec<HeldStatus>,
+    /// The nodes that its cpuset allows; `None` when all are.
+    #[serde(default)]
+    pub allowed_nodes: Option<Vec<u32>>,
+    /// Pages of 4 KiB that were to be moved since it is watched, by result.
+    #[serde(default)]
+    pub move_pages: PageCounts,
     /// Memory hot in at least half of the scans.
     pub hot_bytes: u64,
     /// Memory written in an epoch; `None` when that was never asked.
@@ -115,6 +125,15 @@ pub struct TargetStatus {
 pub struct ExcludedStatus {
     /// Why.
     pub why: Exclusion,
+    /// How much.
+    pub bytes: u64,
+}
+
+/// Memory that cannot be moved for now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HeldStatus {
+    /// Why.
+    pub why: Hold,
     /// How much.
     pub bytes: u64,
 }
@@ -285,6 +304,17 @@ impl TargetStatus {
                     bytes: bytes.0,
                 })
                 .collect(),
+            held: target
+                .held
+                .iter()
+                .map(|(why, bytes)| HeldStatus {
+                    why: *why,
+                    bytes: bytes.0,
+                })
+                .collect(),
+            allowed_nodes: (target.allowed_nodes.as_ref())
+                .map(|nodes| nodes.iter().map(|n| n.0).collect()),
+            move_pages: totals.map_or_else(PageCounts::default, |t| t.pages),
             hot_bytes: target.hot.0,
             written_bytes: target.written.map(|bytes| bytes.0),
             regions: target.regions,

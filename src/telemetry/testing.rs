@@ -7,7 +7,7 @@ use super::Snapshot;
 use crate::ports::SamplerKind;
 use crate::tiering::observation::{EpochCost, Exclusion, NodeUsage, TargetId, TargetKind};
 use crate::tiering::plan::{Direction, PageCounts, Reason};
-use crate::tiering::report::{EpochReport, Flow, Overhead, TargetReport};
+use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, TargetReport};
 use crate::tiering::tier::{MemoryKind, Node, TierTable};
 use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
 
@@ -43,7 +43,15 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
         kind: TargetKind::Generic,
         ranking: vec![vec![TierId(0)], vec![TierId(1)]],
         eligible: Bytes::from_mib(1024),
-        excluded: vec![(Exclusion::File, Bytes::from_mib(3))],
+        excluded: vec![
+            (Exclusion::File, Bytes::from_mib(3)),
+            (Exclusion::Locked, Bytes::from_mib(5)),
+        ],
+        held: [
+            (Hold::Shared, Bytes::from_mib(6)),
+            (Hold::Pinned, Bytes::ZERO),
+        ],
+        allowed_nodes: None,
         resident: vec![Bytes::from_mib(96), Bytes::from_mib(928)],
         access_ratio: vec![0.912, 0.088],
         hot: Bytes::from_mib(100),

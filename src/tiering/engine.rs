@@ -41,8 +41,8 @@ const BUSY: f64 = 0.1;
 const ENOUGH_SAMPLES: u64 = 16;
 /// Epochs of silence before a sampler counts as blind.
 const BLIND_EPOCHS: u32 = 2;
-/// Epochs for which a region is left alone of which nothing could be moved:
-/// its pages are shared, pinned or forbidden, and that lasts.
+/// Epochs for which a region is left alone of which nothing could be moved: its pages
+/// are pinned or forbidden, and that lasts; or shared, for as long as its samples are.
 const STUCK_EPOCHS: u64 = 16;
 /// By how much of the scans τ1 rises per epoch while there are more regions
 /// than samples (HM-Keeper §1.2 leaves the step open).
@@ -265,6 +265,7 @@ impl Engine {
         tracked.settle(&target.cpu_share);
         tracked.map.sync(&target.eligible, initial);
         let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
+        tracked.map.record_shared(mine);
         tracked.recount();
         let mut again = Again {
             accessed: mine.iter().map(|(_, t)| u64::from(t.accessed)).sum(),

@@ -86,6 +86,21 @@ pub enum Exclusion {
     Special,
 }
 
+impl Exclusion {
+    /// The label in metrics and logs, and the name in the status.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Shared => "shared",
+            Self::File => "file",
+            Self::Locked => "locked",
+            Self::Hugetlb => "hugetlb",
+            Self::Policy => "policy",
+            Self::Configured => "configured",
+            Self::Special => "special",
+        }
+    }
+}
+
 /// A page watched for its region in one epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
@@ -124,6 +139,9 @@ pub struct Tally {
     pub node: Option<NodeId>,
     /// Whether it was written since its process was told to forget.
     pub written: bool,
+    /// Whether another process mapped it too at the last scan that could tell, as after
+    /// a fork.
+    pub shared: bool,
 }
 
 impl Tally {
@@ -232,6 +250,14 @@ impl AccessSet {
         self.tallies[index].written = true;
     }
 
+    /// Notes whether another process maps the page behind the sample at `index` too.
+    ///
+    /// # Panics
+    /// When `index` is not that of a sample.
+    pub fn note_shared(&mut self, index: usize, shared: bool) {
+        self.tallies[index].shared = shared;
+    }
+
     /// As if no scan could tell anything of these pages.
     pub fn forget(&mut self) {
         for tally in &mut self.tallies {
@@ -265,6 +291,7 @@ impl AccessSet {
                 tally.order = seen.order;
                 tally.node = seen.node.or(tally.node);
                 tally.written |= seen.written;
+                tally.shared = seen.shared;
             }
         }
         self.end_scan();

@@ -78,25 +78,31 @@ pub struct PageCounts {
     pub moved: u64,
     /// Pinned or under I/O: once more later.
     pub busy: u64,
+    /// Busy before, and still when tried again: left alone, for longer each time.
+    pub pinned: u64,
     /// Not mapped (any more): forget.
     pub absent: u64,
     /// The destination is full: demote first.
     pub no_room: u64,
-    /// The kernel will not: shared with another process, forbidden by a
-    /// cpuset, or a page that cannot move. Remember.
+    /// Mapped by another process too, as after a fork: when it no longer is.
+    pub shared: u64,
+    /// The kernel will not: forbidden by a cpuset, or a page that cannot move.
+    /// Remember.
     pub refused: u64,
-    /// Not tried: the batch ended before it, for time or because of a full node.
+    /// Not tried: the batch ended before it, for time.
     pub deferred: u64,
 }
 
 impl PageCounts {
     /// Each count with its label in metrics.
-    pub fn labelled(self) -> [(&'static str, u64); 6] {
+    pub fn labelled(self) -> [(&'static str, u64); 8] {
         [
             ("moved", self.moved),
             ("busy", self.busy),
+            ("pinned", self.pinned),
             ("absent", self.absent),
             ("no_room", self.no_room),
+            ("shared", self.shared),
             ("refused", self.refused),
             ("deferred", self.deferred),
         ]
@@ -104,15 +110,22 @@ impl PageCounts {
 
     /// Not moved, and perhaps still on the node that they were to leave.
     fn left(self) -> u64 {
-        self.busy + self.no_room + self.refused + self.deferred
+        self.kept() + self.shared + self.no_room + self.deferred
+    }
+
+    /// Held where they are by the kernel, whoever maps them.
+    pub fn kept(self) -> u64 {
+        self.busy + self.pinned + self.refused
     }
 
     /// Adds `other`, result by result.
     pub fn add(&mut self, other: Self) {
         self.moved += other.moved;
         self.busy += other.busy;
+        self.pinned += other.pinned;
         self.absent += other.absent;
         self.no_room += other.no_room;
+        self.shared += other.shared;
         self.refused += other.refused;
         self.deferred += other.deferred;
     }
@@ -156,17 +169,34 @@ pub struct RangeResult {
     /// Pages that are there now, at most; if they know of all.
     pub left: u64,
     tried: u64,
+    shared: u64,
     refused: u64,
 }
 
 impl RangeResult {
-    /// Whether the kernel refused all that it was asked for.
+    /// Whether nothing of it could be moved.
     pub fn is_stuck(&self) -> bool {
-        self.tried == 0 && self.refused > 0
+        self.tried == 0 && self.refused + self.shared > 0
+    }
+
+    /// Whether that is only because another process maps its pages too.
+    pub fn is_shared(&self) -> bool {
+        self.is_stuck() && self.refused == 0
     }
 }
 
 impl MoveOutcome {
+    /// Pages of each range that the kernel kept where they were.
+    pub fn kept(&self) -> Vec<(TargetId, PageRange, u64)> {
+        let mut ranges = BTreeMap::new();
+        for MoveResult { asked, pages, .. } in &self.results {
+            let key = (asked.target, asked.range.start());
+            ranges.entry(key).or_insert((asked.range, 0)).1 += pages.kept();
+        }
+        let each = |((target, _), (range, kept))| (target, range, kept);
+        ranges.into_iter().map(each).collect()
+    }
+
     /// Range by range: a range may have several moves from one node, one for each
     /// promotion that needs its room.
     pub fn of_ranges(&self) -> Vec<RangeResult> {
@@ -182,12 +212,14 @@ impl MoveOutcome {
                     is_whole: false,
                     left: 0,
                     tried: 0,
+                    shared: 0,
                     refused: 0,
                 });
             range.is_whole |= result.is_whole;
             range.left += pages.left();
             range.tried += pages.moved + pages.busy;
-            range.refused += pages.refused;
+            range.shared += pages.shared;
+            range.refused += pages.refused + pages.pinned;
         }
         // What came from another node, perhaps after this one was looked through.
         for result in &self.results {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::observation::{EpochCost, Exclusion, NodeUsage, TargetId, TargetKind};
 use super::plan::{Direction, PageCounts, Reason};
-use crate::units::{Bytes, Nanos, Pid, TierId};
+use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
 
 /// Why nothing is moved although a plan could be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -43,6 +43,26 @@ impl PauseReason {
             Self::SamplerBlind => "sampler-blind",
             Self::OneTier => "one-tier",
             Self::NoGain => "no-gain",
+        }
+    }
+}
+
+/// Why memory that may be moved cannot be for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Hold {
+    /// Another process maps it too, as after a fork. Estimated from samples.
+    Shared,
+    /// The kernel kept it where it was when it was last to be moved, as for I/O.
+    Pinned,
+}
+
+impl Hold {
+    /// The label in metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Shared => "shared",
+            Self::Pinned => "pinned",
         }
     }
 }
@@ -101,6 +121,10 @@ pub struct TargetReport {
     pub eligible: Bytes,
     /// Mapped but never moved, by why.
     pub excluded: Vec<(Exclusion, Bytes)>,
+    /// Of what may be moved, what cannot be for now, by why; both kinds.
+    pub held: [(Hold, Bytes); 2],
+    /// The nodes that its cpuset allows; `None` when all are.
+    pub allowed_nodes: Option<Vec<NodeId>>,
     /// Present bytes on each tier.
     pub resident: Vec<Bytes>,
     /// Estimated share of its accesses that each tier serves; sums to 1

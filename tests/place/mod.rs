@@ -137,6 +137,40 @@ impl Drop for Setting {
     }
 }
 
+/// The first pages of a buffer, held by a pipe until it is dropped.
+pub(crate) struct Pinned([i32; 2]);
+
+impl Pinned {
+    pub(crate) fn new(buffer: &Buffer, pages: usize) -> Self {
+        const PAGE: usize = 4096;
+        let mut pipe = [0; 2];
+        let start = usize::try_from(buffer.range().start().0).unwrap();
+        let pinned = libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(start),
+            iov_len: pages * PAGE,
+        };
+        // SAFETY: two descriptors fit; the pipe does not write to the pages.
+        unsafe {
+            assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+            assert_eq!(
+                libc::vmsplice(pipe[1], &raw const pinned, 1, 0),
+                isize::try_from(pages * PAGE).unwrap()
+            );
+        }
+        Self(pipe)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: ours to close.
+        unsafe {
+            libc::close(self.0[0]);
+            libc::close(self.0[1]);
+        }
+    }
+}
+
 /// A forked copy of us that has pages of its own in `buffer`, and waits.
 pub(crate) struct Fork(nix::unistd::Pid);
 

@@ -507,6 +507,7 @@ impl AccessSampler for DamonSampler {
                     let entry = self.frames.entries()[index];
                     let node = entry.pfn().and_then(|pfn| self.nodes.node(pfn));
                     seen.place(index, order, node);
+                    seen.note_shared(index, !entry.exclusive());
                     if entry.soft_dirty() {
                         seen.note_written(index);
                     }

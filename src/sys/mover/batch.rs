@@ -31,6 +31,7 @@ pub(super) enum Fate {
     Busy,
     Absent,
     NoRoom,
+    Shared,
     Refused,
     Deferred,
 }
@@ -42,6 +43,7 @@ impl Fate {
             Self::Busy => &mut counts.busy,
             Self::Absent => &mut counts.absent,
             Self::NoRoom => &mut counts.no_room,
+            Self::Shared => &mut counts.shared,
             Self::Refused => &mut counts.refused,
             Self::Deferred => &mut counts.deferred,
         } += pages;
@@ -196,6 +198,7 @@ fn fates(pid: Pid, to: NodeId, pages: &[VirtAddr], mut status: Vec<Status>) -> V
             Status::On(_) | Status::Busy | Status::Untold => Fate::Busy,
             Status::Absent => Fate::Absent,
             Status::NoRoom => Fate::NoRoom,
+            Status::Shared => Fate::Shared,
             Status::Refused => Fate::Refused,
         })
         .collect()

@@ -13,7 +13,8 @@
 //! and huge folios go in batches of their own, each sized by what a page of its kind
 //! took lately so that a call stays below its time. Before each batch the
 //! destination must have room for it beyond its reserve. What was busy is tried once more at the
-//! end; what was refused is remembered and left alone for longer each time.
+//! end; what was refused is remembered and left alone for longer each time. Pages that the
+//! page map shows to be shared are not asked for, and so moved as soon as they are not.
 //!
 //! **Properties.** Never more bytes than the limit, nor more time or bytes per
 //! second, give or take one batch. Every page asked for and found is counted exactly
@@ -30,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use self::batch::{Fate, Item, Pace};
-use self::refused::Refused;
+use self::refused::{Held, Refused};
 use super::clock::thread_cpu_time;
 use super::locate::Locator;
 use super::residency;
@@ -129,8 +130,8 @@ impl SysMover {
         self
     }
 
-    /// Looks up what a group's moves are about; each item knows its move. What
-    /// rests after a refusal counts as refused again.
+    /// Looks up what a group's moves are about; each item knows its move. What is
+    /// shared, or rests after a refusal, is counted and left alone.
     fn find(&mut self, moves: &[Move], group: &[usize], turn: &mut Turn) -> io::Result<Vec<Item>> {
         let mut items = Vec::new();
         let mut found = Vec::new();
@@ -149,11 +150,17 @@ impl SysMover {
             };
             found.clear();
             let (limit, refused) = (asked.limit.pages(), &self.refused);
-            let rests = |addr| refused.rests(asked.pid, addr);
-            let (pages, rest) = self
+            // The kernel would refuse these (MPOL_MF_MOVE), page by page.
+            let held = |addr, exclusive| match exclusive {
+                true => refused.rests(asked.pid, addr),
+                false => Some(Held::Shared),
+            };
+            let (pages, held) = self
                 .locator
-                .folios_on(asked.pid, part, asked.from, limit, rests, &mut found)?;
-            turn.counts[index].refused += rest;
+                .folios_on(asked.pid, part, asked.from, limit, held, &mut found)?;
+            for (why, pages) in held {
+                why.count(pages, &mut turn.counts[index]);
+            }
             let is_enough = pages >= limit;
             let key = (asked.pid, asked.from);
             if !is_enough && part.end() < asked.range.end() {
@@ -209,8 +216,14 @@ impl SysMover {
                 Fate::Absent
             } else if turn.forbidden.contains(&(pid, to)) {
                 Fate::Refused
-            } else {
+            } else if turn.is_over()
+                || rest
+                    .first()
+                    .is_none_or(|i| turn.bytes_left() < Bytes::from_pages(i.pages))
+            {
                 Fate::Deferred
+            } else {
+                Fate::NoRoom
             };
             for item in rest {
                 fate.count(item.pages, &mut turn.counts[item.index]);
@@ -274,12 +287,16 @@ impl SysMover {
                 Fate::NoRoom => {
                     turn.full.insert(to);
                 }
-                Fate::Refused => self.refused.remember(pid, item.addr),
+                Fate::Shared => self.refused.remember(pid, item.addr, Held::Shared),
+                // The destination is forbidden, and the page no worse for another one.
+                Fate::Refused if done.forbidden => {}
+                Fate::Refused => self.refused.remember(pid, item.addr, Held::Refused),
                 Fate::Absent | Fate::Deferred => {}
             }
         }
         if done.gone {
             turn.gone.insert(pid);
+            self.refused.forget_process(pid);
         }
         if done.forbidden {
             turn.forbidden.insert((pid, to));
@@ -306,7 +323,7 @@ impl SysMover {
                 turn.moved += Bytes::from_pages(item.pages);
             } else {
                 // Pinned for long, it seems.
-                self.refused.remember(pid, item.addr);
+                self.refused.remember(pid, item.addr, Held::Pinned);
             }
         }
     }

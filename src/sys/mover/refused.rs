@@ -1,7 +1,11 @@
 //! Pages that the kernel refused to move, and for how long they are left alone.
+//!
+//! Those that are shared as the page map tells it are not among them: it costs
+//! nothing to look whether they still are.
 
 use std::collections::HashMap;
 
+use crate::tiering::plan::PageCounts;
 use crate::units::{Pid, VirtAddr};
 
 /// Pages remembered at most: a few MiB of our memory.
@@ -11,12 +15,40 @@ const FIRST_REST: u64 = 4;
 /// The longest rest, in turns.
 const LONGEST_REST: u64 = 256;
 
+/// Why a page is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Mapped by others too.
+    Shared,
+    /// Busy whenever it was tried.
+    Pinned,
+    /// The kernel will not.
+    Refused,
+}
+
+impl Held {
+    pub(super) fn count(self, pages: u64, counts: &mut PageCounts) {
+        *match self {
+            Self::Shared => &mut counts.shared,
+            Self::Pinned => &mut counts.pinned,
+            Self::Refused => &mut counts.refused,
+        } += pages;
+    }
+}
+
+/// One page's rest, in turns.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    until: u64,
+    length: u64,
+    why: Held,
+}
+
 /// The memory of refusals.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
     turn: u64,
-    /// Until when a page rests, and how long that rest is.
-    pages: HashMap<(Pid, VirtAddr), (u64, u64)>,
+    pages: HashMap<(Pid, VirtAddr), Rest>,
 }
 
 impl Refused {
@@ -25,31 +57,36 @@ impl Refused {
         self.turn += 1;
     }
 
-    /// Whether a page is to be left alone in this turn.
-    pub(super) fn rests(&self, pid: Pid, addr: VirtAddr) -> bool {
-        self.pages
-            .get(&(pid, addr))
-            .is_some_and(|&(until, _)| self.turn < until)
+    /// Why a page is to be left alone in this turn, if it is.
+    pub(super) fn rests(&self, pid: Pid, addr: VirtAddr) -> Option<Held> {
+        let rest = self.pages.get(&(pid, addr))?;
+        (self.turn < rest.until).then_some(rest.why)
     }
 
     /// A page was refused now.
-    pub(super) fn remember(&mut self, pid: Pid, addr: VirtAddr) {
+    pub(super) fn remember(&mut self, pid: Pid, addr: VirtAddr, why: Held) {
         let turn = self.turn;
         if self.pages.len() >= MOST {
             // First those that may be tried again anyway.
-            self.pages.retain(|_, &mut (until, _)| turn < until);
+            self.pages.retain(|_, rest| turn < rest.until);
         }
         if self.pages.len() >= MOST {
             return;
         }
-        let entry = self.pages.entry((pid, addr)).or_insert((0, 0));
-        entry.1 = (entry.1 * 2).clamp(FIRST_REST, LONGEST_REST);
-        entry.0 = turn + entry.1;
+        let before = self.pages.get(&(pid, addr)).map_or(0, |rest| rest.length);
+        let length = (before * 2).clamp(FIRST_REST, LONGEST_REST);
+        let until = turn + length;
+        self.pages.insert((pid, addr), Rest { until, length, why });
     }
 
     /// It moved after all.
     pub(super) fn forget(&mut self, pid: Pid, addr: VirtAddr) {
         self.pages.remove(&(pid, addr));
+    }
+
+    /// The process has ended: its number may become another one's.
+    pub(super) fn forget_process(&mut self, pid: Pid) {
+        self.pages.retain(|&(of, _), _| of != pid);
     }
 }
 
@@ -61,9 +98,10 @@ mod tests {
 
     /// Turns until it may be tried again.
     fn rest(refused: &mut Refused) -> u64 {
-        refused.remember(PAGE.0, PAGE.1);
+        refused.remember(PAGE.0, PAGE.1, Held::Pinned);
         let mut turns = 0;
-        while refused.rests(PAGE.0, PAGE.1) {
+        while let Some(why) = refused.rests(PAGE.0, PAGE.1) {
+            assert_eq!(why, Held::Pinned);
             refused.next_turn();
             turns += 1;
         }
@@ -83,13 +121,17 @@ mod tests {
     fn memory_is_bounded() {
         let mut refused = Refused::default();
         for page in 0..2 * MOST as u64 {
-            refused.remember(Pid(1), VirtAddr(page << 12));
+            refused.remember(Pid(1), VirtAddr(page << 12), Held::Refused);
         }
         assert_eq!(refused.pages.len(), MOST);
         for _ in 0..FIRST_REST {
             refused.next_turn();
         }
-        refused.remember(Pid(2), VirtAddr(0));
+        refused.remember(Pid(2), VirtAddr(0), Held::Shared);
         assert_eq!(refused.pages.len(), 1);
+        refused.forget_process(Pid(1));
+        assert_eq!(refused.pages.len(), 1, "another's");
+        refused.forget_process(Pid(2));
+        assert!(refused.pages.is_empty());
     }
 }

@@ -3,9 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::{ShareStatus, Status, TargetStatus};
+use super::{ShareStatus, Status, TargetStatus, excluded, explained, held};
 use crate::tiering::plan::Direction;
-use crate::tiering::report::PauseReason;
 use crate::units::Bytes;
 
 /// Columns of the text: it fits any terminal of this width.
@@ -133,6 +132,7 @@ impl TargetStatus {
                 percent(share.access_ratio)
             )?;
         }
+        self.write_left_alone(out)?;
         if self.moves.is_empty() {
             return writeln!(out, "  nothing was moved yet");
         }
@@ -160,6 +160,36 @@ impl TargetStatus {
     }
 }
 
+impl TargetStatus {
+    /// What cannot be moved, why, and what would lift that.
+    fn write_left_alone(&self, out: &mut String) -> std::fmt::Result {
+        let excluded =
+            (self.excluded.iter()).map(|e| (e.why.as_str().to_owned(), e.bytes, excluded(e.why)));
+        let held =
+            (self.held.iter()).map(|h| (format!("{} pages", h.why.as_str()), h.bytes, held(h.why)));
+        let mut rows = excluded.chain(held).filter(|row| row.1 > 0).peekable();
+        if rows.peek().is_some() {
+            writeln!(
+                out,
+                "  {:<16} {:>10}  WHY, AND WHAT WOULD CHANGE THAT",
+                "NOT MOVED", "BYTES"
+            )?;
+        }
+        for (name, bytes, why) in rows {
+            writeln!(out, "  {name:<16} {:>10}  {why}", Bytes(bytes))?;
+        }
+        if let Some(nodes) = &self.allowed_nodes {
+            let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+            let nodes = nodes.join(",");
+            writeln!(
+                out,
+                "  moved among nodes {nodes} only: its cpuset allows no other"
+            )?;
+        }
+        Ok(())
+    }
+}
+
 /// At most `width` characters.
 fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
@@ -170,17 +200,6 @@ fn cut(text: &str, width: usize) -> String {
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
-}
-
-pub(in crate::telemetry) fn explained(reason: PauseReason) -> String {
-    let why = match reason {
-        PauseReason::Operator => "`hmkeeper resume` goes on",
-        PauseReason::DryRun => "plans are made and counted only",
-        PauseReason::SamplerBlind => "busy, but no page is ever seen accessed",
-        PauseReason::OneTier => "this machine has nothing to move to",
-        PauseReason::NoGain => "no exchange would pay for its move in the time that it lasts",
-    };
-    format!("{} ({why})", reason.as_str())
 }
 
 /// A length of time in its two largest units.
@@ -201,7 +220,9 @@ fn age(seconds: f64) -> String {
 mod tests {
     use super::*;
     use crate::telemetry::testing::{report, snapshot, target};
-    use crate::units::Nanos;
+    use crate::tiering::observation::Exclusion;
+    use crate::tiering::report::{Hold, PauseReason};
+    use crate::units::{Nanos, NodeId};
 
     fn status() -> Status {
         let mut status = Status::new(&snapshot(), Duration::from_secs(123));
@@ -227,6 +248,10 @@ db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed
   TIER               RESIDENT   ACCESSES
   dram0              96.0 MiB     91.2 %
   cxl1              928.0 MiB      8.8 %
+  NOT MOVED             BYTES  WHY, AND WHAT WOULD CHANGE THAT
+  file                3.0 MiB  of files, such as programs; anonymous memory is moved
+  locked              5.0 MiB  mlocked by its program; `move_locked = true` of the target moves it
+  shared pages        6.0 MiB  in another process too, as after a fork: until that ends or writes
   MOVED      FROM             TO               WHY          LAST     SO FAR
   demoted    dram0            cxl1             room      4.0 MiB    4.0 MiB
   promoted   cxl1             dram0            hot       8.0 MiB    8.0 MiB
@@ -240,12 +265,28 @@ not there: absent
     fn no_line_is_too_long() {
         let mut snapshot = snapshot();
         let mut long = target(1, &"ä".repeat(200));
+        long.excluded = [
+            Exclusion::Shared,
+            Exclusion::File,
+            Exclusion::Locked,
+            Exclusion::Hugetlb,
+            Exclusion::Policy,
+            Exclusion::Configured,
+            Exclusion::Special,
+        ]
+        .map(|why| (why, Bytes(1023 << 40)))
+        .to_vec();
+        long.held = [Hold::Shared, Hold::Pinned].map(|why| (why, Bytes(1023 << 40)));
+        long.allowed_nodes = Some((0..64).map(NodeId).collect());
         long.paused = Some(PauseReason::SamplerBlind);
         snapshot.standing = PauseReason::ALL.to_vec();
         snapshot.record(report(2, vec![long]));
         let text = Status::new(&snapshot, Duration::from_secs(1_000_000)).text();
         for line in text.lines() {
             assert!(line.chars().count() <= WIDTH, "{line}");
+            let is_ours = line.starts_with("  ") && !line.contains("among nodes");
+            let fits = !is_ours || !line.ends_with('…');
+            assert!(fits, "an explanation is cut off: {line}");
         }
     }
 

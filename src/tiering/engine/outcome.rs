@@ -17,13 +17,20 @@ impl Engine {
                 .map
                 .record_move(asked.range, asked.from, asked.to, pages.moved, at);
         }
+        for (target, range, kept) in seen.outcome.kept() {
+            if let Some(tracked) = self.targets.get_mut(&target) {
+                tracked.map.record_kept(range, kept);
+            }
+        }
         for told in seen.outcome.of_ranges() {
             let Some(tracked) = self.targets.get_mut(&told.target) else {
                 continue;
             };
             if told.is_stuck() {
                 let until = self.epoch + STUCK_EPOCHS;
-                tracked.map.record_stuck(told.range, until);
+                tracked
+                    .map
+                    .record_stuck(told.range, until, told.is_shared());
             }
             if told.is_whole {
                 tracked.map.record_left(told.range, told.from, told.left);

@@ -5,7 +5,7 @@ use crate::tiering::governor::Again;
 use crate::tiering::observation::{Observation, TargetMap};
 use crate::tiering::plan::{Move, PageCounts};
 use crate::tiering::region::RegionMap;
-use crate::tiering::report::{EpochReport, Flow, Overhead, PauseReason, TargetReport};
+use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, PauseReason, TargetReport};
 use crate::tiering::tier::{TierTable, TierView};
 use crate::tiering::windows::Rates;
 use crate::units::{Bytes, Nanos, TierId};
@@ -64,6 +64,8 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 ranking: ranking(&engine.tiers, &ratios.views[i]),
                 eligible: target.eligible.iter().map(|r| r.bytes()).sum(),
                 excluded: target.excluded.clone(),
+                held: [(Hold::Shared, survey.shared), (Hold::Pinned, survey.kept)],
+                allowed_nodes: target.allowed_nodes.clone(),
                 resident: survey.resident,
                 access_ratio: survey.access_ratio,
                 hot: survey.hot,
@@ -129,6 +131,8 @@ struct Survey {
     access_ratio: Vec<f64>,
     hot: Bytes,
     written: Option<Bytes>,
+    shared: Bytes,
+    kept: Bytes,
 }
 
 /// Adds them up in one pass. Accesses are pages weighted with the rate that the scans
@@ -140,6 +144,7 @@ fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, scans: u8) -> Surve
     let mut access_ratio = vec![0.0; tiers.tiers().len()];
     let mut hot = Bytes::ZERO;
     let mut written: Option<f64> = None;
+    let (mut shared, mut kept) = (Bytes::ZERO, Bytes::ZERO);
     for region in map.regions() {
         let rate = rates.of(f64::from(region.latest()));
         for (node, pages) in region.pages().iter() {
@@ -152,6 +157,8 @@ fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, scans: u8) -> Surve
             let bytes = f64::from(share) * region.resident().as_f64();
             written = Some(written.unwrap_or(0.0) + bytes);
         }
+        shared += region.shared();
+        kept += region.kept();
         if region.heat() >= f32::from(scans) / 2.0 {
             hot += region.resident();
         }
@@ -168,6 +175,8 @@ fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, scans: u8) -> Surve
         hot,
         // `as` saturates, and a byte more or less is nothing.
         written: written.map(|bytes| Bytes(bytes as u64)),
+        shared,
+        kept,
     }
 }
 

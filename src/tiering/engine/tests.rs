@@ -3,6 +3,7 @@ use crate::tiering::observation::{
     AccessSet, EpochCost, Forgotten, NodeUsage, RangeResidency, Seen, Share, TargetKind,
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
+use crate::tiering::report::Hold;
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, Tier};
 use crate::units::{NodeId, PageRange, Pid, VirtAddr};
 
@@ -246,6 +247,68 @@ fn a_refused_move_is_planned_again_later() {
         plan = engine.step(&observation(second, plan.samples, 2 * MIB));
     }
     assert_eq!(bytes(&plan.moves), Bytes::from_mib(2));
+}
+
+#[test]
+fn what_was_shared_is_planned_again_when_its_samples_are_not() {
+    let (mut engine, plan) = warmed_up(tiers(None));
+    let step = |engine: &mut Engine, second, plan: &Plan, shared| {
+        let mut seen = observation(second, plan.samples.clone(), 2 * MIB);
+        for i in 0..seen.accesses.samples().len() {
+            let hot = seen.accesses.samples()[i].addr.0 < 2 * MIB;
+            seen.accesses.note_shared(i, shared && hot);
+        }
+        seen.outcome.results = (plan.moves.iter())
+            .map(|asked| MoveResult {
+                asked: asked.clone(),
+                pages: PageCounts {
+                    shared: 512,
+                    ..PageCounts::default()
+                },
+                is_whole: true,
+            })
+            .collect();
+        engine.step(&seen)
+    };
+    let mut plan = step(&mut engine, 30, &plan, true);
+    for second in [40, 50, 60] {
+        assert!(plan.moves.is_empty(), "{second} s");
+        let held = plan.report.targets[0].held[0];
+        assert_eq!(held, (Hold::Shared, Bytes::from_mib(2)), "{second} s");
+        plan = step(&mut engine, second, &plan, true);
+    }
+    let plan = step(&mut engine, 70, &plan, false);
+    assert_eq!(bytes(&plan.moves), Bytes::from_mib(2));
+    assert_eq!(plan.report.targets[0].held[0].1, Bytes::ZERO);
+}
+
+#[test]
+fn what_the_kernel_keeps_is_reported_until_it_is_tried_again() {
+    let (mut engine, plan) = warmed_up(tiers(None));
+    let mut third = observation(30, plan.samples.clone(), 2 * MIB);
+    let part = |pages| MoveResult {
+        asked: plan.moves[0].clone(),
+        pages,
+        is_whole: true,
+    };
+    // Two moves of one range.
+    third.outcome.results = vec![
+        part(PageCounts {
+            moved: 500,
+            busy: 4,
+            ..PageCounts::default()
+        }),
+        part(PageCounts {
+            pinned: 6,
+            refused: 2,
+            ..PageCounts::default()
+        }),
+    ];
+    let plan = engine.step(&third);
+    let kept = (Hold::Pinned, Bytes::from_pages(12));
+    assert_eq!(plan.report.targets[0].held[1], kept);
+    let plan = engine.step(&observation(40, plan.samples, 2 * MIB));
+    assert_eq!(plan.report.targets[0].held[1], kept);
 }
 
 #[test]

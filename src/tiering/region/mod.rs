@@ -31,6 +31,7 @@
 mod adapt;
 mod counting;
 mod edges;
+mod held;
 mod known;
 mod moves;
 mod pages;
@@ -104,6 +105,12 @@ pub struct Region {
     calm: u8,
     /// Until this epoch it is left alone: nothing of it could be moved.
     stuck_until: u64,
+    /// That is so only for as long as its samples are shared.
+    stuck_by_sharing: bool,
+    /// Share of its samples that another process maps too, as last seen.
+    shared: f32,
+    /// Pages that the kernel kept where they were when they were last to be moved.
+    kept: u64,
     /// Whether hotness once changed at its first page.
     start: Option<Step>,
 }
@@ -136,6 +143,9 @@ impl Region {
             flips: 0,
             calm: 0,
             stuck_until: 0,
+            stuck_by_sharing: false,
+            shared: 0.0,
+            kept: 0,
             start: None,
         }
     }
@@ -293,6 +303,7 @@ impl Region {
             // What was seen of all of it tells as much of a part as that is long.
             evidence: self.evidence * (range.pages() as f32 / self.range.pages() as f32),
             known: self.known.within(range),
+            kept: self.kept * range.pages() / self.range.pages().max(1),
             counted: 0,
             counting: None,
             start: self.start.filter(|_| range.start() == self.range.start()),
@@ -378,6 +389,9 @@ impl Region {
         }
         // What is not stuck should not have to wait for what is.
         self.stuck_until = self.stuck_until.min(next.stuck_until);
+        self.stuck_by_sharing &= next.stuck_by_sharing;
+        self.shared = mean(self.shared, next.shared);
+        self.kept += next.kept;
         self.range = range;
     }
 }

@@ -1,0 +1,37 @@
+//! What reasons mean, and what would lift them: one line each, for the status and the log.
+
+use crate::tiering::observation::Exclusion;
+use crate::tiering::report::{Hold, PauseReason};
+
+/// Why nothing is moved, with its name.
+pub(in crate::telemetry) fn explained(reason: PauseReason) -> String {
+    let why = match reason {
+        PauseReason::Operator => "`hmkeeper resume` goes on",
+        PauseReason::DryRun => "plans are made and counted only",
+        PauseReason::SamplerBlind => "busy, but no page is ever seen accessed",
+        PauseReason::OneTier => "this machine has nothing to move to",
+        PauseReason::NoGain => "no exchange would pay for its move in the time that it lasts",
+    };
+    format!("{} ({why})", reason.as_str())
+}
+
+/// Why a mapping is never moved.
+pub(in crate::telemetry) fn excluded(why: Exclusion) -> &'static str {
+    match why {
+        Exclusion::Shared => "mapped as shared, as of files or shmem; private memory is moved",
+        Exclusion::File => "of files, such as programs; anonymous memory is moved",
+        Exclusion::Locked => "mlocked by its program; `move_locked = true` of the target moves it",
+        Exclusion::Hugetlb => "from the hugetlb pool; transparent huge pages are moved",
+        Exclusion::Policy => "bound by its program; `move_bound = true` of the target moves it",
+        Exclusion::Configured => "left out by `include` or `exclude` of the target",
+        Exclusion::Special => "the kernel's, a device's, or without access",
+    }
+}
+
+/// Why memory cannot be moved for now.
+pub(in crate::telemetry) fn held(why: Hold) -> &'static str {
+    match why {
+        Hold::Shared => "in another process too, as after a fork: until that ends or writes",
+        Hold::Pinned => "held by the kernel when last tried, as for I/O: tried again later",
+    }
+}
