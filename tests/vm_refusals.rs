@@ -189,7 +189,7 @@ fn a_range_unmapped_and_a_process_gone_in_mid_batch() {
     let site = Site::new();
     let other = format!("[[targets]]\nname = \"other\"\npid = {}\n", ends.pid());
     site.write_config(&format!("{}{other}", body(unmaps.pid(), "")));
-    let mut daemon = site.start();
+    let daemon = site.start();
     eprintln!("unmapped: {}", unmaps.said("surprised"));
     eprintln!("ended: {}", ends.said("surprised"));
     assert_eq!(ends.wait(), Some(7));
@@ -234,7 +234,7 @@ fn a_node_that_fills_in_mid_batch() {
     process.said("ready");
     let site = Site::new();
     site.write_config(&body(pid, ""));
-    let mut daemon = site.start();
+    let daemon = site.start();
     eprintln!("filled: {}", process.said("surprised"));
     let status = until(&daemon, "pages without room", |status| {
         target(status, pid).is_some() && pages_of(status, pid, "no_room") > 0

@@ -151,9 +151,12 @@ impl SysMover {
             found.clear();
             let (limit, refused) = (asked.limit.pages(), &self.refused);
             // The kernel would refuse these (MPOL_MF_MOVE), page by page.
-            let held = |addr, exclusive| match exclusive {
-                true => refused.rests(asked.pid, addr),
-                false => Some(Held::Shared),
+            let held = |addr, exclusive| {
+                if exclusive {
+                    refused.rests(asked.pid, addr)
+                } else {
+                    Some(Held::Shared)
+                }
             };
             let (pages, held) = self
                 .locator

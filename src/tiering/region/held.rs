@@ -12,11 +12,30 @@ use super::{Region, RegionMap, take_in};
 use crate::tiering::observation::{Sample, Tally};
 use crate::units::{Bytes, PageRange};
 
+/// For how long a region is left alone since nothing of it could be moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stuck {
+    /// Until this epoch.
+    until: u64,
+    /// For nothing but sharing: until its samples are not shared.
+    by_sharing: bool,
+}
+
+impl Stuck {
+    /// That of both together: what is not stuck should not have to wait for what is.
+    pub(super) fn join(self, other: Self) -> Self {
+        Self {
+            until: self.until.min(other.until),
+            by_sharing: self.by_sharing && other.by_sharing,
+        }
+    }
+}
+
 impl Region {
     /// The epoch until which it is left alone because nothing of it could be
     /// moved; 0: never.
     pub fn stuck_until(&self) -> u64 {
-        self.stuck_until
+        self.stuck.until
     }
 
     /// Present bytes of it that another process maps too, by its samples.
@@ -45,8 +64,8 @@ impl RegionMap {
             }
             let shared = known().filter(|(_, tally)| tally.shared).count();
             region.shared = shared as f32 / count as f32;
-            if shared == 0 && std::mem::take(&mut region.stuck_by_sharing) {
-                region.stuck_until = 0;
+            if shared == 0 && region.stuck.by_sharing {
+                region.stuck = Stuck::default();
             }
         }
     }
@@ -55,8 +74,10 @@ impl RegionMap {
     /// for nothing but sharing, until its samples are not shared.
     pub fn record_stuck(&mut self, range: PageRange, epoch: u64, by_sharing: bool) {
         for region in self.within(range) {
-            region.stuck_until = epoch;
-            region.stuck_by_sharing = by_sharing;
+            region.stuck = Stuck {
+                until: epoch,
+                by_sharing,
+            };
         }
     }
 

@@ -42,6 +42,7 @@ pub use adapt::{Adapted, Thresholds};
 pub use pages::Pages;
 
 use counting::Counting;
+use held::Stuck;
 use known::{Doubt, Known};
 use scars::{Scars, Step};
 
@@ -103,10 +104,8 @@ pub struct Region {
     flips: u8,
     /// Epochs since its last move, or since `flips` became less.
     calm: u8,
-    /// Until this epoch it is left alone: nothing of it could be moved.
-    stuck_until: u64,
-    /// That is so only for as long as its samples are shared.
-    stuck_by_sharing: bool,
+    /// For how long it is left alone since nothing of it could be moved.
+    stuck: Stuck,
     /// Share of its samples that another process maps too, as last seen.
     shared: f32,
     /// Pages that the kernel kept where they were when they were last to be moved.
@@ -142,8 +141,7 @@ impl Region {
             moved: None,
             flips: 0,
             calm: 0,
-            stuck_until: 0,
-            stuck_by_sharing: false,
+            stuck: Stuck::default(),
             shared: 0.0,
             kept: 0,
             start: None,
@@ -387,9 +385,7 @@ impl Region {
             self.calm = next.calm;
             self.fresh = next.fresh;
         }
-        // What is not stuck should not have to wait for what is.
-        self.stuck_until = self.stuck_until.min(next.stuck_until);
-        self.stuck_by_sharing &= next.stuck_by_sharing;
+        self.stuck = self.stuck.join(next.stuck);
         self.shared = mean(self.shared, next.shared);
         self.kept += next.kept;
         self.range = range;

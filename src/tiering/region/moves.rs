@@ -22,12 +22,6 @@ impl Region {
         self.flips
     }
 
-    /// The epoch until which it is left alone because nothing of it could be
-    /// moved; 0: never.
-    pub fn stuck_until(&self) -> u64 {
-        self.stuck_until
-    }
-
     /// Epochs without a move after which one time less is remembered that it was moved back.
     fn calms_after(&self) -> u8 {
         FLIPS_WITHIN << self.flips
@@ -83,13 +77,6 @@ impl RegionMap {
             if range.covers(region.range) && region.pages.cap(node, most) {
                 region.counted = 0;
             }
-        }
-    }
-
-    /// Nothing of `range` could be moved: leave it alone until `epoch`.
-    pub fn record_stuck(&mut self, range: PageRange, epoch: u64) {
-        for region in self.within(range) {
-            region.stuck_until = epoch;
         }
     }
 }
