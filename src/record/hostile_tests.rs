@@ -112,7 +112,7 @@ fn busy(at: u64) -> Observation {
                 addr: VirtAddr(addr),
             });
             let accessed: u8 = if i % 4 == 0 { 3 } else { 0 };
-            tallies.push((accessed, 3_u8, 0_u8, Some(2_u32), false));
+            tallies.push((accessed, 3_u8, 0_u8, Some(2_u32), false, false));
         }
     }
     let mut bytes = postcard::to_stdvec(&samples).unwrap();
@@ -516,9 +516,9 @@ proptest! {
             let mut value = postcard::to_stdvec(
                 &(0..100).map(sample).collect::<Vec<_>>(),
             ).unwrap();
-            let tallies: Vec<(u8, u8, u8, Option<u32>, bool)> = seen_of
+            let tallies: Vec<(u8, u8, u8, Option<u32>, bool, bool)> = seen_of
                 .iter()
-                .map(|&(a, b, order, node)| (a.min(b), a.max(b), order, Some(node), a > 3))
+                .map(|&(a, b, order, node)| (a.min(b), a.max(b), order, Some(node), a > 3, b > 3))
                 .collect();
             value.extend(postcard::to_stdvec(&(tallies, 3_u8)).unwrap());
             seen.accesses = postcard::from_bytes(&value).unwrap();
