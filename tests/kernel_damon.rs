@@ -15,7 +15,7 @@ use hmkeeper::sys::sampler;
 use hmkeeper::tiering::observation::TargetId;
 use hmkeeper::units::Nanos;
 
-use watched::{Target, answer, count, open, scan, wait};
+use watched::{Target, answer, count, open, scan, tells_what_a_fork_shares, wait};
 
 /// The kernel lets one of us use DAMON at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -135,6 +135,14 @@ fn sees_huge_pages_as_one(kind: SamplerKind) {
     for _ in 0..2 {
         let seen = scan(&mut *sampler, one, wait);
         assert_eq!(count(&seen, 0..2), (0, 2, 0));
+    }
+}
+
+#[test]
+fn what_a_fork_shares_is_told_until_the_child_ends() {
+    let _alone = alone();
+    if let Some(mut sampler) = open(SamplerKind::Damon) {
+        tells_what_a_fork_shares(&mut *sampler);
     }
 }
 

@@ -12,7 +12,7 @@ use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::observation::{AccessSet, TargetId};
 use hmkeeper::units::Nanos;
 
-use watched::{Target, count, open, scan, wait};
+use watched::{Target, count, open, scan, tells_what_a_fork_shares, wait};
 
 /// The idle sampler, or `None` (and says so) where this kernel has none.
 fn idle() -> Option<Box<dyn AccessSampler>> {
@@ -227,6 +227,15 @@ fn referenced_tells_mappings_that_are_touched_from_those_that_are_not() {
     });
     assert_eq!(count(&seen, 0..64), (0, 64, 0));
     assert_eq!(count(&seen, 64..128), (0, 0, 64), "gone");
+}
+
+#[test]
+fn what_a_fork_shares_is_told_until_the_child_ends() {
+    for kind in [SamplerKind::Idle, SamplerKind::Referenced] {
+        if let Some(mut sampler) = open(kind) {
+            tells_what_a_fork_shares(&mut *sampler);
+        }
+    }
 }
 
 /// On the host of any developer this only shows that probing is harmless; in

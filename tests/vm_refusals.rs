@@ -115,6 +115,7 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
         "until that ends or writes",
         "held by the kernel",
         "among nodes 0,3 only",
+        "pages so far: ",
     ] {
         assert!(shown.contains(words), "no {words:?}: {}", show(&text));
     }
@@ -228,7 +229,7 @@ fn a_node_that_fills_in_mid_batch() {
         return;
     }
     // Room for what wants to go there, until somebody else takes it.
-    let _ballast = ballast(0, Bytes::from_mib(64));
+    let _ballast = ballast(0, Bytes::from_mib(112));
     let process = Target::start("fill", 0, None);
     let pid = process.pid();
     process.said("ready");

@@ -13,9 +13,11 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
+use hmkeeper::ports::Residency;
 use hmkeeper::sys::move_pages::locate;
 use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE, node_free};
 use hmkeeper::sys::process::end_with_parent;
+use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::units::{Bytes, NodeId, PageRange, VirtAddr};
 use nix::sys::signal::Signal;
@@ -289,7 +291,8 @@ fn commands() -> Receiver<String> {
 /// As soon as some of its memory has moved and some has not, unmaps it, ends, or fills
 /// the node where it goes.
 fn surprise(role: &str) {
-    let buffer = slow_buffer(Bytes::from_mib(32));
+    // So much that moving it takes longer than any of these.
+    let buffer = slow_buffer(Bytes::from_mib(96));
     say("ready");
     let probes: Vec<VirtAddr> = buffer.range().iter_pages().step_by(64).collect();
     let (moved, node) = loop {
@@ -332,15 +335,18 @@ fn surprise(role: &str) {
     }
 }
 
-/// Takes what is free on a node, but for what the kernel keeps.
+/// Takes what is free on a node, just into what must stay free for the kernel: much
+/// more, and it would kill somebody.
 fn fill(node: NodeId) -> Buffer {
-    const LEAVE: Bytes = Bytes::from_mib(16);
     let root = Root::host();
+    let usage = SysResidency::new(&root).nodes().expect("the nodes' memory");
+    let usage = usage.iter().find(|u| u.node == node).expect("the node");
+    let leave = usage.reserve.saturating_sub(Bytes::from_mib(2));
     let free = || node_free(&root, node).expect("the node's meminfo");
-    let buffer = Buffer::new(free().saturating_sub(LEAVE), HugePages::Wanted).expect("memory");
+    let buffer = Buffer::new(free().saturating_sub(leave), HugePages::Wanted).expect("memory");
     buffer.bind(node).expect("binding");
     for part in buffer.words().chunks(512 * WORDS_PER_PAGE) {
-        if free() < LEAVE {
+        if free() < leave {
             break;
         }
         sweep(part);

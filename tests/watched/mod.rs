@@ -20,7 +20,8 @@ pub const WINDOW: Duration = Duration::from_secs(1);
 
 /// The child's side. Maps `pages` pages, in folios as advised, then obeys one
 /// line at a time: `touch FROM TO` (over and over, until the next line), `stop`,
-/// `move NODE`, `unmap`. Answers each with a line once it has begun.
+/// `move NODE`, `unmap`, `fork` (a child that has all of it too), `reap` (ends that).
+/// Answers each with a line once it has begun.
 #[test]
 fn child() {
     let Ok(setup) = std::env::var("HMKEEPER_CHILD") else {
@@ -62,6 +63,7 @@ fn child() {
             std::process::exit(0);
         });
         let mut touched = 0..0;
+        let mut forked = 0;
         loop {
             // Brief pauses let other processes on, as real programs do; TCG and
             // real processors alike then forget old translations.
@@ -74,6 +76,19 @@ fn child() {
                     "move" => move_all(base, bytes / PAGE, words[1].parse().unwrap()),
                     "unmap" => {
                         libc::munmap(base.cast(), bytes);
+                    }
+                    "fork" => {
+                        forked = libc::fork();
+                        if forked == 0 {
+                            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                            loop {
+                                libc::pause();
+                            }
+                        }
+                    }
+                    "reap" => {
+                        libc::kill(forked, libc::SIGKILL);
+                        libc::waitpid(forked, std::ptr::null_mut(), 0);
                     }
                     other => panic!("what is {other}?"),
                 }
@@ -216,6 +231,25 @@ pub fn scan(
     );
     assert_eq!(seen.scans(), 1);
     seen
+}
+
+/// The pages of a target are shared from its fork until the child has ended.
+pub fn tells_what_a_fork_shares(sampler: &mut dyn AccessSampler) {
+    let mut target = Target::start(1024, "small");
+    let samples = target.samples(1024, 4);
+    let mut shared = |target: &mut Target, command: Option<&str>| {
+        if let Some(command) = command {
+            target.tell(command);
+        }
+        let seen = scan(sampler, &samples, wait);
+        let known = || seen.tallies().iter().filter(|t| t.known == 1);
+        assert!(known().count() >= 200, "{} known", known().count());
+        let shared = known().filter(|t| t.shared).count();
+        (shared, known().count() - shared)
+    };
+    assert_eq!(shared(&mut target, None).0, 0);
+    assert_eq!(shared(&mut target, Some("fork")).1, 0);
+    assert_eq!(shared(&mut target, Some("reap")).0, 0);
 }
 
 /// As long as a scan's window.

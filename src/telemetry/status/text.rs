@@ -134,7 +134,8 @@ impl TargetStatus {
         }
         self.write_left_alone(out)?;
         if self.moves.is_empty() {
-            return writeln!(out, "  nothing was moved yet");
+            writeln!(out, "  nothing was moved yet")?;
+            return self.write_pages(out);
         }
         writeln!(
             out,
@@ -156,11 +157,23 @@ impl TargetStatus {
                 Bytes(way.total_bytes)
             )?;
         }
-        Ok(())
+        self.write_pages(out)
     }
 }
 
 impl TargetStatus {
+    /// What became of the pages that were to be moved, where that is not the same of all.
+    fn write_pages(&self, out: &mut String) -> std::fmt::Result {
+        let results = self.move_pages.labelled();
+        let told: Vec<String> = (results.iter().filter(|(_, pages)| *pages > 0))
+            .map(|(result, pages)| format!("{pages} {result}"))
+            .collect();
+        if told.len() > 1 || self.move_pages.moved == 0 && !told.is_empty() {
+            writeln!(out, "  pages so far: {}", told.join(", "))?;
+        }
+        Ok(())
+    }
+
     /// What cannot be moved, why, and what would lift that.
     fn write_left_alone(&self, out: &mut String) -> std::fmt::Result {
         let excluded =
@@ -255,6 +268,7 @@ db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed
   MOVED      FROM             TO               WHY          LAST     SO FAR
   demoted    dram0            cxl1             room      4.0 MiB    4.0 MiB
   promoted   cxl1             dram0            hot       8.0 MiB    8.0 MiB
+  pages so far: 3072 moved, 2 busy
 
 not there: absent
 ";
