@@ -186,10 +186,18 @@ impl RangeResult {
 }
 
 impl MoveOutcome {
-    /// Pages of each range that the kernel kept where they were.
+    /// Pages of each range that the kernel kept where they were. Of what was not tried
+    /// it says nothing.
     pub fn kept(&self) -> Vec<(TargetId, PageRange, u64)> {
         let mut ranges = BTreeMap::new();
         for MoveResult { asked, pages, .. } in &self.results {
+            let untried = PageCounts {
+                deferred: pages.deferred,
+                ..PageCounts::default()
+            };
+            if pages.deferred > 0 && *pages == untried {
+                continue;
+            }
             let key = (asked.target, asked.range.start());
             ranges.entry(key).or_insert((asked.range, 0)).1 += pages.kept();
         }

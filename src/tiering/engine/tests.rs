@@ -286,8 +286,9 @@ fn what_was_shared_is_planned_again_when_its_samples_are_not() {
 fn what_the_kernel_keeps_is_reported_until_it_is_tried_again() {
     let (mut engine, plan) = warmed_up(tiers(None));
     let mut third = observation(30, plan.samples.clone(), 2 * MIB);
+    let asked = plan.moves[0].clone();
     let part = |pages| MoveResult {
-        asked: plan.moves[0].clone(),
+        asked: asked.clone(),
         pages,
         is_whole: true,
     };
@@ -307,8 +308,20 @@ fn what_the_kernel_keeps_is_reported_until_it_is_tried_again() {
     let plan = engine.step(&third);
     let kept = (Hold::Pinned, Bytes::from_pages(12));
     assert_eq!(plan.report.targets[0].held[1], kept);
-    let plan = engine.step(&observation(40, plan.samples, 2 * MIB));
+    // Not tried, and then found to be gone.
+    let again = |second, samples, pages| {
+        let mut seen = observation(second, samples, 2 * MIB);
+        seen.outcome.results = vec![part(pages)];
+        seen
+    };
+    let deferred = PageCounts {
+        deferred: 512,
+        ..PageCounts::default()
+    };
+    let plan = engine.step(&again(40, plan.samples, deferred));
     assert_eq!(plan.report.targets[0].held[1], kept);
+    let plan = engine.step(&again(50, plan.samples, PageCounts::default()));
+    assert_eq!(plan.report.targets[0].held[1].1, Bytes::ZERO);
 }
 
 #[test]
