@@ -19,9 +19,11 @@
 //!
 //! Targets with weights or floors have what they are due ([`shares`](super::shares)).
 //!
-//! How much is moved per epoch begins with `first_bytes`. It doubles when all of it was
-//! moved and what was promised is still there an epoch later, is halved when nothing pays,
-//! and stays below what there is time for and what `moving_limit` of the targets' CPU time pays.
+//! How much is moved per epoch begins with `first_bytes`. It grows when all of it was moved
+//! and what two plans promised was still there an epoch later, is halved where it was not,
+//! and stays below what there is time for and what `moving_limit` of the targets' CPU time
+//! pays. Where nothing pays it stays as it is, and nothing is moved: what changes then is
+//! followed at once.
 //!
 //! What was moved rests before it may go the other way; what comes back up twice as long
 //! each time that it was moved back at once: regions inherit that when they split.
@@ -31,7 +33,7 @@
 //! **Properties** (tests below): no node is filled beyond its room; each demotion stands
 //! before its promotion; equals are never exchanged; nor is what gains less than it costs.
 
-use super::lasting::{Lasting, Margin};
+use super::lasting::{Lasting, Margin, Plan};
 use super::planner::{Planner, Terms};
 use super::worth::{Loads, Worth};
 use super::{Budget, Done, Policy, View};
@@ -51,6 +53,11 @@ const COST_JUMPS: f64 = 4.0;
 /// epoch, down to a share of what it is at first: until something is tried, and measured.
 const COST_FADES: f64 = 0.99;
 const COST_LEAST: f64 = 1.0 / 16.0;
+/// The budget grows so many times at once: from what tries a machine out to all that there is
+/// time for in two or three epochs that lasted.
+const GROWS: u64 = 8;
+/// It shrinks when less was left of what one of the last two plans promised.
+const DISAPPOINTS: f64 = 0.3;
 /// The budget never falls below this share of what it begins with, whatever moving costs:
 /// something must be tried for its cost to be known.
 const LEAST_SHARE: u64 = 8;
@@ -115,13 +122,15 @@ impl Adaptive {
         }
         // Back to what it begins with it comes more easily than beyond.
         let enough = if self.budget < first { 0.2 } else { 0.5 };
-        if self.holds_back == SAYS_SO {
-            // What changes next finds as much as there was at first.
+        let left = self.lasting.told();
+        if !self.asked.is_zero() && left.is_some_and(|left| left < DISAPPOINTS) {
             self.budget = Bytes(self.budget.0 / 2).max(first.min(self.budget));
         } else if deferred.0 > self.asked.0 / 8 {
             self.budget = moved.max(Bytes(self.budget.0 / 2));
-        } else if self.asked.0 > self.budget.0 / 8 * 7 && self.lasts >= enough {
-            self.budget = Bytes(self.budget.0.saturating_mul(2));
+        } else if self.asked.0 > self.budget.0 / 8 * 7
+            && self.lasts.min(left.unwrap_or(0.0)) >= enough
+        {
+            self.budget = Bytes(self.budget.0.saturating_mul(GROWS));
         }
         let load = self.loads.sum();
         let seconds = self.settings.moving_limit * load * view.interval.as_secs_f64();
@@ -183,8 +192,12 @@ impl Policy for Adaptive {
         };
         self.asked = moves.iter().map(|m| m.limit).sum();
         self.lasts = lasts / self.asked.as_f64().max(1.0);
-        self.lasting
-            .note(view.epoch, trades, left.as_f64().max(1.0));
+        self.lasting.note(Plan {
+            epoch: view.epoch,
+            trades,
+            allowed: left.as_f64().max(1.0),
+            is_telling: self.asked.0 >= left.0 / 4,
+        });
         moves
     }
 }

@@ -120,7 +120,7 @@ fn the_budget_grows_while_all_of_it_is_moved_and_that_lasts() {
     let mut sizes = Vec::new();
     for (epoch, deferred) in [(1, false), (2, false), (3, false), (4, true), (5, false)] {
         let moved = if deferred {
-            Bytes::from_mib(10)
+            Bytes::from_mib(200)
         } else {
             planned
         };
@@ -138,8 +138,8 @@ fn the_budget_grows_while_all_of_it_is_moved_and_that_lasts() {
         planned = moves.iter().map(|m| m.limit).sum();
         sizes.push(planned.0 / MIB);
     }
-    // In the fourth there was time for 10 of 16.
-    assert_eq!(sizes, [4, 8, 16, 10, 20]);
+    // In the third there was time for 200 of 256; 800 are all that could move.
+    assert_eq!(sizes, [4, 32, 256, 200, 800]);
     // A target that hardly runs any more pays for little.
     let mut last = Bytes::ZERO;
     for epoch in 6..60 {

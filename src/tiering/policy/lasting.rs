@@ -81,10 +81,24 @@ pub(super) struct Trade {
     pub(super) margin: Margin,
 }
 
+/// A plan, as far as it is remembered.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    /// Of which epoch.
+    pub(super) epoch: u64,
+    /// What it holds to be worth while.
+    pub(super) trades: Vec<Trade>,
+    /// Bytes that it might have moved.
+    pub(super) allowed: f64,
+    /// Whether it is to move so much that what is left of it says whether more would last.
+    pub(super) is_telling: bool,
+}
+
 /// The exchanges of a plan.
 #[derive(Clone, Debug)]
 struct Noted {
     epoch: u64,
+    is_telling: bool,
     trades: Vec<Trade>,
     /// Shares of what might have been moved.
     wanted: HashMap<Kind, f64>,
@@ -147,15 +161,23 @@ pub(super) struct Lasting {
     plans: VecDeque<Noted>,
     /// Of each target of which anything was looked up.
     curves: HashMap<TargetId, Curves>,
+    /// What was left of the last telling plans an epoch later, as shares of what they
+    /// promised; the newest first.
+    told: [Option<f64>; 2],
 }
 
 /// One for each margin.
 type Curves = [Curve; Margin::ALL.len()];
 
 impl Lasting {
-    /// Remembers the exchanges of the plan of this epoch, which might have been as many as
-    /// `allowed` bytes.
-    pub(super) fn note(&mut self, epoch: u64, trades: Vec<Trade>, allowed: f64) {
+    /// Remembers a plan's exchanges.
+    pub(super) fn note(&mut self, plan: Plan) {
+        let Plan {
+            epoch,
+            trades,
+            allowed,
+            is_telling,
+        } = plan;
         let wanted = wanted(&trades, allowed);
         let weights = wanted.iter().map(|(kind, &bytes)| {
             let before = self.plans.iter().filter_map(|plan| plan.wanted.get(kind));
@@ -163,6 +185,7 @@ impl Lasting {
         });
         self.plans.push_back(Noted {
             epoch,
+            is_telling,
             weights: weights.collect(),
             wanted,
             trades,
@@ -194,6 +217,13 @@ impl Lasting {
                     let (promised, left) = sums.entry(trade.kind()).or_default();
                     *promised += trade.bytes * trade.promised;
                     *left += trade.bytes * (hot - cold);
+                }
+            }
+            if lag == 0 && plan.is_telling {
+                let promised: f64 = sums.values().map(|sum| sum.0).sum();
+                let left: f64 = sums.values().map(|sum| sum.1).sum();
+                if promised > 0.0 {
+                    self.told = [Some(left / promised), self.told[0]];
                 }
             }
             for (kind, (promised, left)) in sums {
@@ -247,6 +277,12 @@ impl Lasting {
         (seen + tail).min(horizon as f64)
     }
 
+    /// What was left an epoch later of one of the last two plans, of which less was: as a
+    /// share of what it promised. Beyond what is known of curves, which go on hoping.
+    pub(super) fn told(&self) -> Option<f64> {
+        self.told.into_iter().flatten().reduce(f64::min)
+    }
+
     /// What is left after an epoch, as a share of what was promised.
     pub(super) fn first(&self, target: TargetId, margin: Margin) -> f64 {
         self.shares(target, margin)[0]
@@ -258,6 +294,15 @@ mod tests {
     use super::*;
 
     const ID: TargetId = TargetId(1);
+
+    fn plan(epoch: u64, trade: Trade, allowed: f64) -> Plan {
+        Plan {
+            epoch,
+            trades: vec![trade],
+            allowed,
+            is_telling: true,
+        }
+    }
 
     /// As it is after so many epochs in which page `epoch` seems hot and has this left of
     /// it after so many epochs.
@@ -272,7 +317,7 @@ mod tests {
                 promised: 1.0,
                 margin: Margin::Large,
             };
-            lasting.note(epoch, vec![trade], 1.0);
+            lasting.note(plan(epoch, trade, 1.0));
         }
         lasting
     }
@@ -318,7 +363,7 @@ mod tests {
                 promised: 1.0,
                 margin: Margin::of(0.1),
             };
-            lasting.note(epoch, vec![trade], 1.0);
+            lasting.note(plan(epoch, trade, 1.0));
         }
         assert!(lasting.epochs(ID, Margin::Small, 64) <= 0.0);
         assert!((lasting.epochs(ID, Margin::of(0.9), 64) - 64.0).abs() < 1e-9);
@@ -340,12 +385,30 @@ mod tests {
                 promised: 1.0,
                 margin: Margin::Large,
             };
-            lasting.note(epoch, vec![trade], 1.0);
+            lasting.note(plan(epoch, trade, 1.0));
             if epoch > 100 {
                 epochs = epochs.min(lasting.epochs(ID, Margin::Large, 64));
             }
         }
         assert!((2.5..8.0).contains(&epochs), "{epochs}");
+    }
+
+    #[test]
+    fn of_two_plans_that_which_lasted_less_is_told() {
+        let mut lasting = Lasting::default();
+        let least = [None, Some(0.9), Some(0.1), Some(0.1), Some(0.7)];
+        for ((epoch, left), least) in (1..).zip([1.0, 0.9, 0.1, 0.8, 0.7]).zip(least) {
+            lasting.follow(epoch, |_, _| Some(left));
+            let trade = Trade {
+                hot: (ID, VirtAddr(epoch)),
+                cold: None,
+                bytes: 1.0,
+                promised: 1.0,
+                margin: Margin::Large,
+            };
+            assert_eq!(lasting.told(), least, "{epoch}");
+            lasting.note(plan(epoch, trade, 1.0));
+        }
     }
 
     #[test]
@@ -362,7 +425,7 @@ mod tests {
                 promised: 1.0,
                 margin: Margin::Large,
             };
-            lasting.note(epoch, vec![trade], allowed);
+            lasting.note(plan(epoch, trade, allowed));
         }
         assert!(lasting.epochs(ID, Margin::Large, 64) <= 0.0);
     }
@@ -377,7 +440,7 @@ mod tests {
             promised: 1.0,
             margin: Margin::Large,
         };
-        lasting.note(1, vec![trade], 1.0);
+        lasting.note(plan(1, trade, 1.0));
         lasting.follow(2, |_, addr| (addr.0 == 0).then_some(0.0));
         let before = lasting.epochs(ID, Margin::Large, 64);
         lasting.follow(3, |_, _| Some(0.0));

@@ -133,22 +133,21 @@ impl<'a, 'v> Planner<'a, 'v> {
                     continue;
                 }
                 let place = Place { target, region };
-                coldest.add(self.worth.mean(place), place);
+                let worth = self.worth.mean(place);
+                coldest.add(worth, place);
                 if !self.worth.is_warm(r) || self.worth.rests(r, Direction::Promotion) {
                     continue;
                 }
-                let mut surely = None;
                 for (from, _) in r.pages().iter() {
                     let saved = latency(t, from) - best.latency_ns;
                     if saved > 0.0 {
-                        let worth = *surely.get_or_insert_with(|| self.surely(place));
                         gains.add(worth * saved, Candidate { place, from });
                     }
                 }
             }
         }
         self.coldest = coldest.ascending().collect();
-        gains.ascending().rev().collect()
+        gains.descending().collect()
     }
 
     /// What a region is worth at least, and at most.

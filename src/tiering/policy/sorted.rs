@@ -19,7 +19,13 @@ impl<T> Sorted<T> {
         self.0[(bits >> Self::SHIFT) as usize].push(item);
     }
 
-    pub(super) fn ascending(self) -> impl DoubleEndedIterator<Item = T> {
+    /// The least first; equals as they came.
+    pub(super) fn ascending(self) -> impl Iterator<Item = T> {
         self.0.into_iter().flatten()
+    }
+
+    /// The largest first; equals as they came, too.
+    pub(super) fn descending(self) -> impl Iterator<Item = T> {
+        self.0.into_iter().rev().flatten()
     }
 }
