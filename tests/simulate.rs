@@ -245,3 +245,50 @@ fn what_cannot_be_simulated_is_said_in_one_line() {
     let output = simulate(&["--machine", "all", "--workload", "all", "--fast-share", "2"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
+
+/// The order of two that differ in nothing but what they do, over all corners.
+#[test]
+fn a_sweep_says_which_orders_survive() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = write(dir.path(), "machine.toml", &machine());
+    let program = write(dir.path(), "program.toml", PROGRAM);
+    let args = ["--machine", &machine, "--workload", &program, "--sweep"];
+    let policies = ["--coarse", "8", "--policy", "first-touch,hemem,adaptive"];
+    let output = simulate(&[&args[..], &policies, &["--json"]].concat());
+    assert!(output.status.success(), "{output:?}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let orders = found["orders"].as_array().unwrap();
+    assert_eq!(orders.len(), 3, "{orders:?}");
+    for policy in ["hemem", "adaptive"] {
+        let order = orders
+            .iter()
+            .find(|order| order["first"] == policy && order["second"] == "first-touch");
+        let order = order.unwrap_or_else(|| panic!("{policy} is not ahead: {orders:?}"));
+        // Whatever the figures are, what is hot lies on the slow node without them.
+        assert_eq!(order["verdict"], "survives", "{order}");
+        assert!(number(order, "least") > 0.01, "{order}");
+        assert!(
+            number(order, "most") > number(order, "least") + 0.1,
+            "{order}"
+        );
+    }
+    let runs = found["runs"].as_array().unwrap();
+    assert_eq!(runs.len() % 3, 0);
+    let plain = runs.iter().find(|run| run["corner"] == "as it is").unwrap();
+    let alone = simulate(
+        &[
+            &args[..4],
+            &["--coarse", "8", "--policy", "first-touch", "--json"],
+        ]
+        .concat(),
+    );
+    let alone: Value = serde_json::from_slice(&alone.stdout).unwrap();
+    assert_eq!(plain["total_seconds"], alone[0]["total_seconds"]);
+
+    let table = simulate(&[&args[..], &policies].concat());
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert_eq!(table.lines().count(), 4, "{table}");
+    assert!(table.contains("survives"), "{table}");
+    let one = simulate(&[&args[..], &["--policy", "hemem"]].concat());
+    assert_eq!(one.status.code(), Some(2), "{one:?}");
+}

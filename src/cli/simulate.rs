@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::Serialize;
 
+mod sweep;
+
 use super::{End, Failure, print, print_json};
 use crate::config::Config;
 use crate::daemon::{DaemonError, code};
@@ -48,9 +50,38 @@ pub(super) struct Args {
     /// Of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Which orders of policies survive other latencies, bandwidths and costs than the
+    /// machine's: each through its values, one at a time and all together (up to 19 times the runs)
+    #[arg(long)]
+    sweep: bool,
     /// As JSON, stable and documented
     #[arg(long)]
     json: bool,
+}
+
+/// What there is to run.
+struct Asked<'a> {
+    machines: &'a [Hardware],
+    workloads: &'a [Workload],
+    policies: &'a [(&'static str, Policy)],
+    settings: &'a LoopSettings,
+    fast_share: Option<f64>,
+    coarse: u8,
+    seed: u64,
+}
+
+impl<'a> Asked<'a> {
+    fn case(&self, hardware: &'a Hardware, workload: &'a Workload, policy: Policy) -> Case<'a> {
+        Case {
+            hardware,
+            workload,
+            policy,
+            settings: self.settings,
+            fast_share: self.fast_share,
+            coarse: self.coarse,
+            seed: self.seed,
+        }
+    }
 }
 
 /// One line of the table.
@@ -90,6 +121,18 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
     )?;
     let policies = policies(&args.policy)?;
     let settings = settings(args.config.as_deref())?;
+    let all_of_it = Asked {
+        machines: &machines,
+        workloads: &workloads,
+        policies: &policies,
+        settings: &settings,
+        fast_share: args.fast_share,
+        coarse: u8::try_from(args.coarse.trailing_zeros()).unwrap_or(0),
+        seed: args.seed,
+    };
+    if args.sweep {
+        return sweep::run(&all_of_it, args.json);
+    }
     let mut asked = Vec::new();
     for machine in &machines {
         for workload in &workloads {
@@ -100,16 +143,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
     }
     let done = all(asked.len(), |at| {
         let (hardware, workload, _, policy) = asked[at];
-        let case = Case {
-            hardware,
-            workload,
-            policy,
-            settings: &settings,
-            fast_share: args.fast_share,
-            coarse: u8::try_from(args.coarse.trailing_zeros()).unwrap_or(0),
-            seed: args.seed,
-        };
-        case.run()
+        all_of_it.case(hardware, workload, policy).run()
     });
     let mut lines = Vec::new();
     let mut failed = Vec::new();

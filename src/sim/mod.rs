@@ -21,6 +21,7 @@ mod ports;
 mod program;
 pub mod run;
 mod speed;
+pub mod sweep;
 mod weights;
 pub mod workload;
 
