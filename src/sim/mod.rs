@@ -17,11 +17,13 @@ pub mod hardware;
 mod hostile_tests;
 mod machine;
 mod oracle;
+pub mod played;
 mod ports;
 mod program;
 pub mod run;
 mod speed;
 pub mod sweep;
+pub mod trace;
 mod weights;
 pub mod workload;
 

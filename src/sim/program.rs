@@ -57,8 +57,10 @@ pub struct Program {
     /// Share of the accesses, and of those that reach memory, of each folio.
     touched: Vec<f32>,
     missed: Vec<f32>,
-    /// Accesses to each folio before the step under way; empty while there was none.
+    /// Touches of each folio before the step under way; empty while there was none.
     before: Vec<f64>,
+    /// Accesses in the step under way that are one touch, as an accessed bit sees them.
+    per_touch: f64,
     /// Accesses at which the step under way began.
     began: f64,
     /// The node of each folio, as its place in the hardware's list.
@@ -116,6 +118,7 @@ impl Program {
             touched: vec![0.0; end],
             missed: vec![0.0; end],
             before: Vec::new(),
+            per_touch: 1.0,
             began: 0.0,
             node: vec![0; end],
             sums: Vec::new(),
@@ -132,7 +135,16 @@ impl Program {
             workload,
         };
         program.still = program.still_weights();
-        program.total = program.workload.seconds / program.seconds_at_best();
+        let best = program.seconds_at_best();
+        program.total = program.workload.seconds / best;
+        if let Some(played) = &program.workload.played {
+            let idle = program.workload.compute / program.threads;
+            let (total, shares) = played.work(best, idle);
+            program.total = total;
+            for (step, share) in program.steps.iter_mut().zip(shares) {
+                step.share = share;
+            }
+        }
         program.weigh();
         program.step_end = program.total * program.steps.first().map_or(1.0, |step| step.share);
         program
@@ -174,11 +186,11 @@ impl Program {
         self.node[folio]
     }
 
-    /// Accesses to a folio since the beginning; of several that are alike, to one of them.
+    /// Touches of a folio since the beginning; of several that are alike, of one of them.
     pub fn touches(&self, folio: usize) -> f64 {
         let before = self.before.get(folio).copied().unwrap_or(0.0);
-        let all = before + f64::from(self.touched[folio]) * (self.done - self.began);
-        all / self.alike
+        let touches = (self.done - self.began) / self.per_touch;
+        (before + f64::from(self.touched[folio]) * touches) / self.alike
     }
 
     /// Share of the accesses that go to a folio now.
@@ -204,7 +216,7 @@ impl Program {
     /// many accesses per second: a thread waits from its first touch on.
     pub fn waits_for(&self, folio: usize, rate: f64, seconds: f64) -> f64 {
         // Those that are alike go one after the other.
-        let (rate, seconds) = (rate / self.alike, seconds / self.alike);
+        let (rate, seconds) = (rate / self.alike / self.per_touch, seconds / self.alike);
         let touches = self.touched(folio) * rate * seconds / self.threads;
         let waits = if touches < 1e-6 {
             touches / 2.0
@@ -406,9 +418,9 @@ impl Program {
         if let Some(cache) = &mut self.behind {
             cache.end_step(&self.missed, per_line);
         }
-        let accesses = self.done - self.began;
+        let touches = (self.done - self.began) / self.per_touch;
         for (before, touched) in self.before.iter_mut().zip(&self.touched) {
-            *before += f64::from(*touched) * accesses;
+            *before += f64::from(*touched) * touches;
         }
         self.began = self.done;
         self.step += 1;
@@ -424,7 +436,7 @@ impl Program {
                 pattern,
                 Pattern::Sweep { .. } | Pattern::Hot { moves: true, .. }
             );
-            (!moves).then(|| {
+            (!moves && self.workload.played.is_none()).then(|| {
                 let mut weights = vec![0.0; part.end - part.first];
                 let seed = self.seed.wrapping_add(at as u64);
                 let folio = self.workload.folio;
@@ -441,6 +453,18 @@ impl Program {
         let step = self.steps[self.step];
         let phase = &self.workload.phases[step.phase];
         self.touched.fill(0.0);
+        if let Some(played) = &self.workload.played {
+            let touches = played.weigh(step.turn, &mut self.touched);
+            let accesses = self.total * step.share;
+            self.per_touch = if touches > 0.0 {
+                accesses / touches
+            } else {
+                1.0
+            };
+            self.filter();
+            self.add_up();
+            return;
+        }
         for (at, part) in self.parts.iter().enumerate() {
             let share = phase.accesses[at];
             let touched = &mut self.touched[part.first..part.end];

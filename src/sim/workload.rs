@@ -6,13 +6,16 @@
 //! phases; in each phase a share of its accesses goes to each object, and falls on its
 //! pages in a pattern. All accesses are those that miss the first-level caches; those of
 //! objects that are used again (`cached`) pass the machine's last-level cache. Those that
-//! come with hmkeeper are in `config/workloads`.
+//! come with hmkeeper are in `config/workloads`. Others play what a recording or a trace
+//! tells ([`Played`]).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Deserialize;
 
 use super::file::{self, FileError, Size, Time};
+use super::played::Played;
 use crate::units::{Bytes, HUGE_PAGE_BYTES, PAGE_BYTES};
 
 /// Objects and phases that a file may have at most.
@@ -29,9 +32,9 @@ const STEPS_ALL_MAX: u64 = 1 << 20;
 const PHASE_MIN: f64 = 1e-6;
 /// Folios that a program may have at most: what is remembered of each is some 20 bytes,
 /// and some 100 while an oracle decides.
-const FOLIOS_MAX: u64 = 1 << 24;
+pub(super) const FOLIOS_MAX: u64 = 1 << 24;
 /// Steps times folios of a program at most: some minutes' work.
-const WORK_MAX: u64 = 1 << 36;
+pub(super) const WORK_MAX: u64 = 1 << 36;
 /// A day.
 const SECONDS_MAX: f64 = 86_400.0;
 
@@ -150,6 +153,8 @@ pub struct Workload {
     pub phases: Vec<Phase>,
     /// How often.
     pub cycles: u32,
+    /// What a file tells of its accesses, in place of patterns and phases.
+    pub played: Option<Arc<Played>>,
 }
 
 /// A while in which accesses fall on the same pages.
@@ -299,6 +304,7 @@ impl Workload {
             objects,
             phases,
             cycles: raw.cycles,
+            played: None,
         };
         let steps = workload.phases.iter().map(|phase| workload.steps_of(phase));
         let steps = u64::from(steps.sum::<u32>()) * u64::from(workload.cycles);
@@ -323,6 +329,10 @@ impl Workload {
             let folios = (object.size.as_f64() * scale / self.folio.as_f64()).round() as u64;
             object.size = Bytes(folios.max(1) * self.folio.0);
         }
+        if let Some(played) = &self.played {
+            let folios = self.size().0 / self.folio.0;
+            self.played = Some(Arc::new(played.over(self.folio, folios)));
+        }
         self
     }
 
@@ -345,6 +355,9 @@ impl Workload {
 
     /// What it does, in order: the shares sum to 1.
     pub fn steps(&self) -> Vec<Step> {
+        if let Some(played) = &self.played {
+            return played.steps();
+        }
         let mut steps = Vec::new();
         for cycle in 0..self.cycles {
             for (phase, what) in self.phases.iter().enumerate() {
