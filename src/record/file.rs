@@ -29,7 +29,8 @@ use crate::tiering::observation::Observation;
 use crate::tiering::settings::EngineSettings;
 use crate::tiering::tier::TierTable;
 
-const MAGIC: &[u8; 19] = b"hmkeeper recording\n";
+/// What a recording begins with.
+pub const MAGIC: &[u8; 19] = b"hmkeeper recording\n";
 /// Of the format; a change of any type in a [`Frame`] needs the next one.
 pub const VERSION: u32 = 9;
 const HEAD: usize = MAGIC.len() + 4;

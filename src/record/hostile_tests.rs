@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::tests::{observation, recording, tiers};
 use super::*;
+use crate::record::rates::Accesses;
 use crate::record::{Replay, compare, html, png, survey, svg};
 use crate::tiering::observation::{AccessSet, RangeResidency, Sample, TargetId, TargetMap};
 use crate::tiering::settings::{PolicyName, SplitRule};
@@ -149,6 +150,25 @@ fn draw(bytes: &[u8]) -> bool {
     svg::draw(&picture).unwrap();
     html::draw(&picture).unwrap();
     true
+}
+
+/// Goes through what was accessed: epochs that could be read.
+fn accessed(bytes: &[u8]) -> u64 {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.rec");
+    std::fs::write(&path, bytes).unwrap();
+    let mut accesses = Accesses::new(Reader::open(&path).unwrap());
+    let (mut epochs, mut regions) = (0, Vec::new());
+    while let Ok(Some(seconds)) = accesses.next_epoch(&mut regions) {
+        epochs += 1;
+        assert!(seconds > 0.0 && seconds.is_finite(), "{seconds} s");
+        for seen in &regions {
+            let per_page = seen.per_page;
+            assert!(per_page >= 0.0 && per_page.is_finite(), "{per_page}");
+            assert!(seen.process < 256 && accesses.order() <= 9);
+        }
+    }
+    epochs
 }
 
 /// The fault of a recording that begins well and then says this.
@@ -456,7 +476,8 @@ proptest! {
         }
         let file = file_of(&payloads);
         let (epochs, error) = replay(&file, Some(policy));
-        let (_, as_recorded) = replay(&file, None);
+        let (as_it_was, as_recorded) = replay(&file, None);
+        prop_assert_eq!(accessed(&file), as_it_was);
         prop_assert_eq!(draw(&file), as_recorded.is_none());
         prop_assert!(epochs == 6 || error.is_some(), "{} epochs", epochs);
         if let Some(error) = error {
@@ -528,6 +549,6 @@ proptest! {
         let (epochs, error) = replay(&file, Some(policy));
         prop_assert!(error.is_none(), "{:?}", error);
         prop_assert!(draw(&file));
-        prop_assert_eq!(epochs, 3);
+        prop_assert_eq!((epochs, accessed(&file)), (3, 3));
     }
 }

@@ -5,7 +5,8 @@
 //! a recording ([`mod@file`]) holds observations only, and [`Replay`] puts them
 //! through the engine once more, under the policy that was recorded or any other.
 //! [`compare`] adds up what that plans, [`csv`] writes what it finds as a table, and
-//! [`survey`] makes a picture of it for [`mod@svg`], [`html`] and [`mod@png`].
+//! [`survey`] makes a picture of it for [`mod@svg`], [`html`] and [`mod@png`]; [`rates`] tells
+//! how often memory was accessed, for the simulator.
 
 pub mod compare;
 pub mod csv;
@@ -15,6 +16,7 @@ pub mod html;
 pub mod layout;
 pub mod png;
 mod raster;
+pub mod rates;
 mod sound;
 pub mod survey;
 pub mod svg;
