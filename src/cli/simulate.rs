@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde::Serialize;
 
+mod files;
 mod sweep;
 
 use super::{End, Failure, print, print_json};
@@ -28,11 +29,18 @@ const COARSE_MAX: u8 = 64;
 pub(super) const ALL: &str = "all";
 
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A trace of accesses has a line for each, seconds,address,count,writes, where count \
+                  and writes may be left out: perf script -F time,period,addr | awk '{sub(\":\", \
+                  \"\", $1); print $1 \",0x\" $3 \",\" $2}'. Recordings and traces are played \
+                  once, step by step as long as they were where all memory is fast."
+)]
 pub(super) struct Args {
     /// Machines: names, files, or `all`
     #[arg(long, value_name = "M", value_delimiter = ',', required = true)]
     machine: Vec<String>,
-    /// Workloads: names, files, or `all`
+    /// Workloads: names, files (programs, recordings of `run --record`, traces of accesses),
+    /// or `all`
     #[arg(long, value_name = "W", value_delimiter = ',', required = true)]
     workload: Vec<String>,
     /// Policies: names, or `all`
@@ -112,12 +120,17 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
         &args.machine,
         (&hardware::PRESETS, &hardware::OF_TESTS),
         Hardware::parse,
+        |name| {
+            let file = std::fs::File::open(name).map_err(|e| failed(name, &e))?;
+            Hardware::parse(&text(name, file)?).map_err(|e| fault(name, &e))
+        },
     )?;
     let workloads = chosen(
         "--workload",
         &args.workload,
         (&workload::PRESETS, &[]),
         Workload::parse,
+        files::workload,
     )?;
     let policies = policies(&args.policy)?;
     let settings = settings(args.config.as_deref())?;
@@ -227,6 +240,7 @@ fn chosen<T>(
     asked: &[String],
     (presets, by_name): (Presets<'_>, Presets<'_>),
     parse: impl Fn(&str) -> Result<T, FileError>,
+    open: impl Fn(&str) -> Result<T, Failure>,
 ) -> Result<Vec<T>, Failure> {
     let mut chosen = Vec::new();
     let known = || presets.iter().chain(by_name);
@@ -237,8 +251,8 @@ fn chosen<T>(
             }
         } else if let Some((_, text)) = known().find(|(preset, _)| preset == name) {
             chosen.push(parse(text).map_err(|e| fault(name, &e))?);
-        } else if name.contains('/') || Path::new(name).extension().is_some_and(|e| e == "toml") {
-            chosen.push(parse(&read(name)?).map_err(|e| fault(name, &e))?);
+        } else if name.contains('/') || Path::new(name).extension().is_some() {
+            chosen.push(open(name)?);
         } else {
             let names: Vec<&str> = known().map(|(name, _)| *name).collect();
             return Err(unknown(option, name, "a file", &names));
@@ -283,13 +297,16 @@ fn fault(file: &str, error: &FileError) -> Failure {
     Failure::new(code::USAGE, format!("{file}:{error}"))
 }
 
-fn read(name: &str) -> Result<String, Failure> {
-    let failed = |error: io::Error| Failure::new(code::FAILED, format!("{name}: {error}"));
-    let file = std::fs::File::open(name).map_err(failed)?;
+fn failed(name: &str, error: &io::Error) -> Failure {
+    Failure::new(code::FAILED, format!("{name}: {error}"))
+}
+
+/// What is in a file that describes a machine or a workload.
+fn text(name: &str, file: impl Read) -> Result<String, Failure> {
     let mut text = String::new();
     // What it says of its size may be wrong: a device has none.
     let read = file.take(FILE_MAX + 1).read_to_string(&mut text);
-    if read.map_err(failed)? as u64 > FILE_MAX {
+    if read.map_err(|e| failed(name, &e))? as u64 > FILE_MAX {
         let text = format!("{name}: is larger than {FILE_MAX} bytes: no machine or workload");
         return Err(Failure::new(code::USAGE, text));
     }
