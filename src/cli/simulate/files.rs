@@ -1,7 +1,7 @@
 //! Workloads from files: programs, recordings and traces of accesses.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, IsTerminal, Read, Write};
 use std::path::Path;
 
 use crate::cli::{Failure, report};
@@ -17,6 +17,60 @@ const BEGIN: u64 = 64 << 10;
 /// Letters of a workload's name.
 const NAME_MAX: usize = 32;
 
+/// Bytes of a trace, and epochs of a recording, after which a terminal is told.
+const BYTES_SHOWN: u64 = 64 << 20;
+const EPOCHS_SHOWN: u64 = 64;
+
+/// How far a file was gone through, for whoever watches a terminal.
+struct Progress {
+    what: &'static str,
+    every: u64,
+    done: u64,
+    shows: bool,
+}
+
+impl Progress {
+    fn of(what: &'static str, every: u64) -> Self {
+        Self {
+            what,
+            every,
+            done: 0,
+            shows: io::stderr().is_terminal(),
+        }
+    }
+
+    fn add(&mut self, more: u64) {
+        let before = self.done / self.every;
+        self.done += more;
+        if self.shows && self.done / self.every > before {
+            // Nobody to tell if stderr is closed.
+            let _ = write!(io::stderr(), "\r{} {} ", self.done, self.what);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shows && self.done >= self.every {
+            let _ = write!(io::stderr(), "\r{:40}\r", "");
+        }
+    }
+}
+
+/// A file whose reader is told of.
+struct Watched<R> {
+    file: R,
+    progress: Progress,
+}
+
+impl<R: Read> Read for Watched<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.progress.add(read as u64);
+        Ok(read)
+    }
+}
+
 /// What a file tells of a program, whatever kind of file it is.
 pub(super) fn workload(name: &str) -> Result<Workload, Failure> {
     let failed = |error: io::Error| Failure::new(code::FAILED, format!("{name}: {error}"));
@@ -31,7 +85,11 @@ pub(super) fn workload(name: &str) -> Result<Workload, Failure> {
     // A pipe cannot be read again.
     let all = begin.as_slice().chain(file);
     if trace::is_trace(&begin) {
-        let played = trace::read(BufReader::new(all)).map_err(|error| match error {
+        let watched = Watched {
+            file: all,
+            progress: Progress::of("bytes", BYTES_SHOWN),
+        };
+        let played = trace::read(BufReader::new(watched)).map_err(|error| match error {
             trace::TraceError::Io(error) => failed(error),
             trace::TraceError::Line { .. } => Failure::new(code::USAGE, format!("{name}:{error}")),
             trace::TraceError::Play(error) => unplayable(name, &error),
@@ -48,6 +106,7 @@ fn recording(path: &Path) -> Result<Workload, Failure> {
     let mut accesses = Accesses::new(Reader::open(path).map_err(unreadable)?);
     let mut collector = Collector::default();
     let mut regions = Vec::new();
+    let mut progress = Progress::of("epochs", EPOCHS_SHOWN);
     while let Some(seconds) = accesses.next_epoch(&mut regions).map_err(unreadable)? {
         let touches = regions
             .iter()
@@ -55,7 +114,9 @@ fn recording(path: &Path) -> Result<Workload, Failure> {
         touches
             .and_then(|()| collector.pass(seconds))
             .map_err(|error| unplayable(&name, &error))?;
+        progress.add(1);
     }
+    drop(progress);
     report::tell(path, &accesses.notes());
     // What a program writes is seldom recorded, and moves in no policy's reckoning.
     let played = collector.finish(accesses.order(), 0.0);
