@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use super::file::FileError;
 use super::hardware::{self, Hardware};
 use super::program::Program;
+use super::sweep;
 use super::workload::{self, Workload};
 
 /// Small enough to be run.
@@ -165,6 +166,16 @@ fn check_hardware(text: &str) -> Result<Option<Hardware>, TestCaseError> {
             if let Err(error) = hardware.tiers() {
                 assert_located(text, &error)?;
                 return Ok(None);
+            }
+            // Whatever it is, it has corners that can be run.
+            for corner in sweep::corners(&hardware) {
+                prop_assert!(corner.hardware.tiers().is_ok(), "{}", corner.name);
+                let mut links = corner.hardware.nodes.iter().flat_map(|node| &node.links);
+                let is_good = |link: &hardware::Link| {
+                    link.latency.0 > 0 && link.read.0 > 0 && link.write.0 > 0
+                };
+                prop_assert!(links.all(is_good), "{}", corner.name);
+                prop_assert!(corner.hardware.costs.huge_move.0 > 0, "{}", corner.name);
             }
             Ok(Some(hardware))
         }

@@ -99,7 +99,7 @@ impl Figure {
                 let times = cost.as_secs_f64() / costs.small_move.as_secs_f64();
                 let huge = costs.huge_move.as_secs_f64() * times;
                 costs.small_move = cost;
-                costs.huge_move = Nanos::from_secs_f64(huge);
+                costs.huge_move = Nanos::from_secs_f64(huge).max(Nanos(1));
             }
             Self::Scan(cost) => hardware.costs.scan = cost,
             Self::Accessed(cost) => hardware.costs.accessed = cost,
