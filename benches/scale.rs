@@ -141,7 +141,7 @@ fn run(case: Case) {
         engine,
         moving: false,
         rate: None,
-        threads: 1,
+        threads: hmkeeper::ports::Threads::Exactly(1),
         call_time: Nanos::from_millis(20),
         migration_share: 0.5,
     };

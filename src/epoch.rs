@@ -12,7 +12,8 @@
 //! that was missed is not caught up with.
 
 use crate::ports::{
-    Calibration, MoveLimits, PortError, Ports, Recorder, SamplerKind, TargetEvent, TargetSpec, Wake,
+    Calibration, FolioPace, MoveLimits, PortError, Ports, Recorder, SamplerKind, TargetEvent,
+    TargetSpec, Threads, Wake,
 };
 use crate::tiering::engine::Engine;
 use crate::tiering::looks::Looks;
@@ -45,7 +46,7 @@ pub struct LoopSettings {
     /// Bytes per second that may be moved; `None`: as the policy's budget says.
     pub rate: Option<Bandwidth>,
     /// Threads that may move at once.
-    pub threads: usize,
+    pub threads: Threads,
     /// A single `move_pages` call should stay below this.
     pub call_time: Nanos,
     /// Share of an interval that moving may take.
@@ -214,6 +215,11 @@ impl EpochLoop {
     /// Which mechanism watches, and how finely it can tell.
     pub fn sampler(&self) -> (SamplerKind, String) {
         (self.ports.sampler.kind(), self.ports.sampler.resolution())
+    }
+
+    /// What the mover has learnt of small folios and of huge ones.
+    pub fn pace(&self) -> Option<[FolioPace; 2]> {
+        self.ports.mover.pace()
     }
 
     /// One epoch: scans spread over the interval, decision, moves. Returns
@@ -500,7 +506,7 @@ impl EpochLoop {
             rate: self.settings.rate.unwrap_or(Bandwidth(u64::MAX)),
             bytes: move_bytes(&self.settings),
             call_time: self.settings.call_time,
-            threads: self.settings.threads.max(1),
+            threads: self.settings.threads,
         };
         self.outcome = self.ports.mover.apply(&plan.moves, limits)?;
         Ok(())

@@ -284,8 +284,28 @@ pub struct MoveLimits {
     pub bytes: Bytes,
     /// A single system call should stay below this.
     pub call_time: Nanos,
-    /// Threads that may move at once, at least one.
+    /// Threads that may move at once.
+    pub threads: Threads,
+}
+
+/// How many threads move at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// So many, at least one.
+    Exactly(usize),
+    /// One or two, whichever was measured to move more; one where that is alike.
+    Measured,
+}
+
+/// What a mover has learnt of folios of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FolioPace {
+    /// Threads that move them.
     pub threads: usize,
+    /// CPU time of a system call, whatever it moves.
+    pub call: Nanos,
+    /// CPU time of each folio that it moves.
+    pub folio: Nanos,
 }
 
 /// Moves pages.
@@ -294,6 +314,11 @@ pub trait PageMover {
     fn apply(&mut self, moves: &[Move], limits: MoveLimits) -> Result<MoveOutcome, PortError>;
     /// CPU time spent moving since the start, on all threads.
     fn cpu_time(&self) -> Nanos;
+    /// What it has learnt of small folios and of huge ones; `None` where that is not
+    /// measured.
+    fn pace(&self) -> Option<[FolioPace; 2]> {
+        None
+    }
 }
 
 /// Why a sleep ended.

@@ -11,7 +11,7 @@ mod place;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use hmkeeper::ports::{MoveLimits, PageMover, Residency, TargetSpec, Targets, Topology};
+use hmkeeper::ports::{MoveLimits, PageMover, Residency, TargetSpec, Targets, Threads, Topology};
 use hmkeeper::sys::move_pages::locate;
 use hmkeeper::sys::mover::SysMover;
 use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE};
@@ -527,7 +527,7 @@ fn limits_are_kept() {
     assert_eq!(none.results[0].pages.moved, 0);
     // Threads.
     let rest = apply(MoveLimits {
-        threads: 2,
+        threads: Threads::Exactly(2),
         ..limits()
     });
     eprintln!("longest call {}", rest.longest_call);

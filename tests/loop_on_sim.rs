@@ -2,7 +2,7 @@
 //! in scattered chunks that jumps.
 
 use hmkeeper::epoch::{EpochLoop, LoopSettings};
-use hmkeeper::ports::TargetSpec;
+use hmkeeper::ports::{TargetSpec, Threads};
 use hmkeeper::sim::{self, Machine, Process, Shared, Touch};
 use hmkeeper::tiering::observation::TargetId;
 use hmkeeper::tiering::report::{EpochReport, PauseReason};
@@ -48,7 +48,7 @@ fn settings() -> LoopSettings {
         },
         moving: true,
         rate: None,
-        threads: 1,
+        threads: Threads::Exactly(1),
         call_time: Nanos::from_millis(20),
         migration_share: 0.5,
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use hmkeeper::epoch::{EpochLoop, LoopSettings};
-use hmkeeper::ports::{Recorder, TargetSpec};
+use hmkeeper::ports::{Recorder, TargetSpec, Threads};
 use hmkeeper::record::file::Writer;
 use hmkeeper::sim::{self, Machine, Process, Touch};
 use hmkeeper::tiering::observation::{
@@ -81,7 +81,7 @@ fn recording(dir: &Path) -> PathBuf {
         engine,
         moving: true,
         rate: None,
-        threads: 1,
+        threads: Threads::Exactly(1),
         call_time: Nanos::from_millis(20),
         migration_share: 0.5,
     };

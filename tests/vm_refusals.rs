@@ -234,7 +234,8 @@ fn a_node_that_fills_in_mid_batch() {
     let pid = process.pid();
     process.said("ready");
     let site = Site::new();
-    site.write_config(&body(pid, ""));
+    // So slowly that the node fills before all has moved.
+    site.write_config(&body(pid, "[migration]\nbytes_per_second = \"40MiB\""));
     let daemon = site.start();
     eprintln!("filled: {}", process.said("surprised"));
     let status = until(&daemon, "pages without room", |status| {

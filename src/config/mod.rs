@@ -14,7 +14,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use crate::epoch::LoopSettings;
-use crate::ports::{SamplerKind, TargetSpec};
+use crate::ports::{SamplerKind, TargetSpec, Threads};
 use crate::tiering::observation::TargetKind;
 use crate::tiering::settings::{EngineSettings, PolicySettings, ProfilingSettings};
 use crate::tiering::tier::Tier;
@@ -92,7 +92,7 @@ pub struct MigrationConfig {
     pub enabled: bool,
     /// Bytes per second at most; `None`: as the policy's budget says.
     pub bytes_per_second: Option<Bandwidth>,
-    /// Threads that may move at once; `None`: by the number of CPUs.
+    /// Threads that may move at once; `None`: one or two, as measured.
     pub threads: Option<usize>,
     /// A single `move_pages` call should stay below this.
     pub call_time: Nanos,
@@ -224,7 +224,7 @@ impl Config {
             engine,
             moving: migration.enabled && !dry_run,
             rate: migration.bytes_per_second,
-            threads: migration.threads.unwrap_or_else(|| auto_threads(cpus)),
+            threads: (migration.threads).map_or_else(|| auto_threads(cpus), Threads::Exactly),
             call_time: migration.call_time,
             migration_share: migration.share,
         }
@@ -266,12 +266,13 @@ impl Config {
     }
 }
 
-/// One mover for every four CPUs, and four at most: a single thread moves
-/// about 1 GB/s, which is most of what a slow tier delivers.
-fn auto_threads(cpus: usize) -> usize {
-    const CPUS_PER_THREAD: usize = 4;
-    const THREADS_MAX: usize = 4;
-    (cpus / CPUS_PER_THREAD).clamp(1, THREADS_MAX)
+/// Where there is but one CPU a second mover has nothing to run on.
+fn auto_threads(cpus: usize) -> Threads {
+    if cpus < 2 {
+        Threads::Exactly(1)
+    } else {
+        Threads::Measured
+    }
 }
 
 #[cfg(test)]
@@ -293,7 +294,7 @@ mod tests {
         // 100 MiB/s for a quarter of 4 s.
         assert_eq!(settings.engine.move_bytes, Bytes::from_mib(100));
         assert_eq!(settings.rate, Some(Bandwidth(100 << 20)));
-        assert_eq!(settings.threads, 4);
+        assert_eq!(settings.threads, Threads::Measured);
         assert!(settings.moving);
     }
 
@@ -302,7 +303,7 @@ mod tests {
         assert!(!Config::default().loop_settings(2, true).moving);
         let off = Config::parse("[migration]\nenabled = false\n", None).unwrap();
         assert!(!off.loop_settings(2, false).moving);
-        assert_eq!(off.loop_settings(2, false).threads, 1);
+        assert_eq!(off.loop_settings(1, false).threads, Threads::Exactly(1));
     }
 
     #[test]

@@ -289,8 +289,12 @@ impl Worker {
                         }
                         log::epoch(&report, self.looping.tiers());
                         self.told.log(&report);
-                        self.snapshots
-                            .send_modify(|shared| Arc::make_mut(shared).record(report));
+                        let mover = self.looping.pace();
+                        self.snapshots.send_modify(|shared| {
+                            let shared = Arc::make_mut(shared);
+                            shared.mover = mover;
+                            shared.record(report);
+                        });
                         self.log_pauses();
                     }
                 }

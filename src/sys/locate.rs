@@ -6,12 +6,13 @@
 
 use std::io;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use super::kpageflags::{Flags, KpageFlags};
 use super::move_pages::{self, Status};
 use super::pagemap::{self, Entry, Pagemap, Pfn, PfnNodes};
 use super::root::Root;
-use crate::units::{Bytes, NodeId, PAGE_SHIFT, PageRange, Pid, VirtAddr};
+use crate::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PAGE_SHIFT, PageRange, Pid, VirtAddr};
 
 /// Pages looked at in one read: 32 KiB of page map.
 const CHUNK_PAGES: u64 = 4096;
@@ -21,6 +22,8 @@ const NODE_MAP_USES: u32 = 4096;
 
 /// Frames whose flags one read fetches: as many as [`KpageFlags::read`] takes.
 const RUN: usize = 64;
+/// Pages of 4 KiB in a huge one.
+const HUGE_PAGES: u64 = HUGE_PAGE_BYTES >> PAGE_SHIFT;
 /// `KPF_ZERO_PAGE` of `include/uapi/linux/kernel-page-flags.h`.
 const ZERO_PAGE: u32 = 24;
 
@@ -42,6 +45,8 @@ struct Page {
     exclusive: bool,
     /// Where they were read.
     frame: Option<(Pfn, Flags)>,
+    /// More than one: a huge page as a whole.
+    pages: u64,
 }
 
 /// A folio, or the part of it that a range holds.
@@ -55,11 +60,13 @@ pub(super) struct Found {
     pub(super) pages: u64,
 }
 
-/// Looks pages up. Holds the page map of the process that was asked for last.
+/// Looks pages up.
 #[derive(Debug)]
 pub(super) struct Locator {
     root: Root,
     flags: Option<KpageFlags>,
+    /// Whether the kernel can tell of huge pages, as far as known.
+    scans: bool,
     nodes: PfnNodes,
     uses_left: u32,
     entries: Vec<Entry>,
@@ -67,6 +74,8 @@ pub(super) struct Locator {
     frames: Vec<Option<Flags>>,
     /// A zero page that was met.
     zero: Option<Pfn>,
+    /// The page map of the process under way, from [`hold`](Locator::hold) on.
+    held: Option<(Pid, Arc<Pagemap>)>,
 }
 
 impl Locator {
@@ -74,11 +83,35 @@ impl Locator {
         Self {
             root: root.clone(),
             flags: KpageFlags::open(root).ok(),
+            scans: true,
             nodes: PfnNodes::default(),
             uses_left: 0,
             entries: Vec::new(),
             frames: Vec::new(),
             zero: None,
+            held: None,
+        }
+    }
+
+    /// Opens the page map of `pid` once for all that is looked up until [`let_go`].
+    /// Not for longer: a process may run another program meanwhile.
+    ///
+    /// [`let_go`]: Self::let_go
+    pub(super) fn hold(&mut self, pid: Pid) {
+        // If it cannot be opened now the look-up will say why.
+        let map = Pagemap::open(&self.root, pid).ok();
+        self.held = map.map(|map| (pid, Arc::new(map)));
+    }
+
+    /// Closes what is held open.
+    pub(super) fn let_go(&mut self) {
+        self.held = None;
+    }
+
+    fn map_of(&self, pid: Pid) -> io::Result<Arc<Pagemap>> {
+        match &self.held {
+            Some((of, map)) if *of == pid => Ok(Arc::clone(map)),
+            _ => Pagemap::open(&self.root, pid).map(Arc::new),
         }
     }
 
@@ -99,64 +132,149 @@ impl Locator {
             self.uses_left = NODE_MAP_USES;
         }
         self.uses_left -= 1;
-        let map = match Pagemap::open(&self.root, pid) {
+        let map = match self.map_of(pid) {
             Ok(map) => map,
             Err(e) if pagemap::is_gone(&e) => return Ok(()),
             Err(e) => return Err(e),
         };
-        let mut unplaced: Vec<(VirtAddr, bool)> = Vec::new();
-        let mut start = range.start();
-        while start < range.end() {
-            let end = start
+        let mut at = range.start();
+        while at < range.end() {
+            let end = at
                 .checked_add(Bytes::from_pages(CHUNK_PAGES))
                 .map_or(range.end(), |e| e.min(range.end()));
-            let Some(chunk) = PageRange::new(start, end) else {
-                break;
-            };
-            map.read(chunk, &mut self.entries)?;
-            if self.entries.is_empty() {
-                return Ok(());
-            }
-            unplaced.clear();
-            let mut index = 0;
-            while index < self.entries.len() {
-                let run = self.run(index, want)?;
-                for (offset, flags) in (0..run).zip(self.frames.iter().copied()) {
-                    let entry = self.entries[index + offset];
-                    let addr = VirtAddr(start.0 + (((index + offset) as u64) << PAGE_SHIFT));
-                    if flags.is_some_and(|f| f.0 >> ZERO_PAGE & 1 == 1) {
-                        self.zero = entry.pfn();
-                    }
-                    if !entry.present() || (entry.pfn().is_some() && entry.pfn() == self.zero) {
-                        continue;
-                    }
-                    let placed = entry.pfn().and_then(|p| Some((p, self.nodes.node(p)?)));
-                    let Some((pfn, node)) = placed else {
-                        unplaced.push((addr, entry.exclusive()));
-                        continue;
-                    };
-                    let page = Page {
-                        addr,
-                        node,
-                        exclusive: entry.exclusive(),
-                        frame: flags.map(|flags| (pfn, flags)),
-                    };
-                    if each(page).is_break() {
-                        return Ok(());
-                    }
+            // Huge pages first, each by one entry, and what lies between them.
+            for huge in self.huge_pages(&map, at, end, want) {
+                if self.chunk(pid, &map, at, huge, want, &mut each)?.is_break() {
+                    return Ok(());
                 }
-                index += run;
+                let Some(after) = huge.checked_add(Bytes(HUGE_PAGE_BYTES)) else {
+                    return Ok(());
+                };
+                at = after;
+                let placed = self.huge_page(&map, huge)?;
+                let flow = match placed {
+                    Some(page) => each(page),
+                    // Moved, split or gone since it was told of.
+                    None => self.chunk(pid, &map, huge, after, want, &mut each)?,
+                };
+                if flow.is_break() {
+                    return Ok(());
+                }
             }
-            if ask(pid, &unplaced, &mut each)?.is_break() {
+            if self.chunk(pid, &map, at, end, want, &mut each)?.is_break() {
                 return Ok(());
             }
-            start = end;
+            at = end;
         }
         Ok(())
     }
 
+    /// The huge pages between two addresses, where folios are wanted and the kernel
+    /// tells.
+    fn huge_pages(
+        &mut self,
+        map: &Pagemap,
+        start: VirtAddr,
+        end: VirtAddr,
+        want: Want,
+    ) -> Vec<VirtAddr> {
+        match PageRange::new(start, end) {
+            Some(range) if want == Want::Folios && self.scans => {
+                map.huge_pages(range).unwrap_or_else(|e| {
+                    // Not this kernel; any other trouble the entries will tell of.
+                    self.scans = e.raw_os_error() != Some(libc::ENOTTY);
+                    Vec::new()
+                })
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// A huge page by its first entry; `None` if more has to be known.
+    fn huge_page(&mut self, map: &Pagemap, addr: VirtAddr) -> io::Result<Option<Page>> {
+        let mut first = [Entry::default()];
+        map.read_into(addr.page_index(), &mut first)?;
+        let entry = first[0];
+        // Of the huge zero page every frame is the zero page, and nobody's alone.
+        let placed = entry.pfn().filter(|pfn| pfn.0.is_multiple_of(HUGE_PAGES));
+        Ok(placed.filter(|_| entry.exclusive()).and_then(|pfn| {
+            Some(Page {
+                addr,
+                node: self.nodes.node(pfn)?,
+                exclusive: true,
+                frame: None,
+                pages: HUGE_PAGES,
+            })
+        }))
+    }
+
+    /// The pages between two addresses, entry by entry.
+    fn chunk(
+        &mut self,
+        pid: Pid,
+        map: &Pagemap,
+        start: VirtAddr,
+        end: VirtAddr,
+        want: Want,
+        each: &mut impl FnMut(Page) -> ControlFlow<()>,
+    ) -> io::Result<ControlFlow<()>> {
+        let Some(chunk) = PageRange::new(start, end) else {
+            return Ok(ControlFlow::Continue(()));
+        };
+        map.read(chunk, &mut self.entries)?;
+        if self.entries.is_empty() {
+            return Ok(ControlFlow::Break(()));
+        }
+        let mut unplaced: Vec<(VirtAddr, bool)> = Vec::new();
+        // Where the last frame was found.
+        let mut span = (0..0, NodeId(0));
+        let mut index = 0;
+        while index < self.entries.len() {
+            if !self.entries[index].present() {
+                index += 1;
+                continue;
+            }
+            let run = self.run(index, want)?;
+            for (offset, flags) in (0..run).zip(self.frames.iter().copied()) {
+                let entry = self.entries[index + offset];
+                let addr = VirtAddr(start.0 + (((index + offset) as u64) << PAGE_SHIFT));
+                if flags.is_some_and(|f| f.0 >> ZERO_PAGE & 1 == 1) {
+                    self.zero = entry.pfn();
+                }
+                if entry.pfn().is_some() && entry.pfn() == self.zero {
+                    continue;
+                }
+                let placed = entry.pfn().filter(|pfn| {
+                    span.0.contains(&pfn.0)
+                        || (self.nodes.span(*pfn)).is_some_and(|found| {
+                            span = found;
+                            true
+                        })
+                });
+                let Some(pfn) = placed else {
+                    unplaced.push((addr, entry.exclusive()));
+                    continue;
+                };
+                let page = Page {
+                    addr,
+                    node: span.1,
+                    exclusive: entry.exclusive(),
+                    frame: flags.map(|flags| (pfn, flags)),
+                    pages: 1,
+                };
+                if each(page).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+            index += run;
+        }
+        ask(pid, &unplaced, each)
+    }
+
     /// How many entries from `index` on lie on adjacent frames, at least one.
-    /// Leaves their flags in `self.frames`, where they are wanted and can be had.
+    /// Leaves their flags in `self.frames`, where they are wanted and can be had: a
+    /// page between two that lie elsewhere is a folio by itself, or all that can be
+    /// seen of one here, and its flags would tell nothing more.
     fn run(&mut self, index: usize, want: Want) -> io::Result<usize> {
         let entries = &self.entries[index..];
         let first = entries[0].pfn();
@@ -167,8 +285,11 @@ impl Locator {
         });
         self.frames.clear();
         self.frames.resize(length, None);
+        let is_cut = length == RUN || index + length == self.entries.len();
+        let is_alone = length == 1 && !is_cut && !self.goes_on(index, first);
         // Only a page that others may map too can be the zero page.
-        let wanted = want == Want::Folios || entries[..length].iter().any(|e| !e.exclusive());
+        let wanted =
+            want == Want::Folios && !is_alone || entries[..length].iter().any(|e| !e.exclusive());
         if let (Some(first), Some(flags), true) = (first, &self.flags, wanted)
             && self.zero != Some(first)
         {
@@ -181,13 +302,24 @@ impl Locator {
         Ok(length)
     }
 
+    /// Whether the entry before `index` lies on the frame before this one, or is of
+    /// another chunk and so not known.
+    fn goes_on(&self, index: usize, frame: Option<Pfn>) -> bool {
+        let before = index.checked_sub(1).map(|at| self.entries[at].pfn());
+        match (before, frame) {
+            (Some(Some(before)), Some(frame)) => before.0 + 1 == frame.0,
+            (Some(_), _) => false,
+            (None, _) => true,
+        }
+    }
+
     /// Counts the present pages of a range per node.
     pub(super) fn count(&mut self, pid: Pid, range: PageRange) -> io::Result<Vec<(NodeId, u64)>> {
         let mut counts: Vec<(NodeId, u64)> = Vec::new();
         self.pages(pid, range, Want::Nodes, |page| {
             match counts.iter_mut().find(|(n, _)| *n == page.node) {
-                Some((_, count)) => *count += 1,
-                None => counts.push((page.node, 1)),
+                Some((_, count)) => *count += page.pages,
+                None => counts.push((page.node, page.pages)),
             }
             ControlFlow::Continue(())
         })?;
@@ -231,8 +363,8 @@ impl Locator {
             }
             if let Some(why) = skipping {
                 match skipped.iter_mut().find(|(w, _)| *w == why) {
-                    Some((_, sum)) => *sum += 1,
-                    None => skipped.push((why, 1)),
+                    Some((_, sum)) => *sum += page.pages,
+                    None => skipped.push((why, page.pages)),
                 }
                 return ControlFlow::Continue(());
             }
@@ -241,10 +373,10 @@ impl Locator {
                 _ => out.push(Found {
                     addr: page.addr,
                     node: page.node,
-                    pages: 1,
+                    pages: page.pages,
                 }),
             }
-            pages += 1;
+            pages += page.pages;
             ControlFlow::Continue(())
         })?;
         Ok((pages, skipped))
@@ -273,6 +405,7 @@ fn ask(
                 node,
                 exclusive,
                 frame: None,
+                pages: 1,
             };
             if each(page).is_break() {
                 return Ok(ControlFlow::Break(()));

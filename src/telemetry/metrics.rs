@@ -11,6 +11,7 @@ use prometheus::{CounterVec, GaugeVec, Opts, Registry, TextEncoder};
 
 use super::Snapshot;
 use super::totals::tier_name;
+use crate::ports::FolioPace;
 use crate::tiering::plan::Direction;
 use crate::tiering::report::{PauseReason, TargetReport};
 use crate::units::Bytes;
@@ -91,6 +92,12 @@ metrics! {
         "CPU time of our threads and of our kdamonds, up to the last epoch.";
     LONGEST_CALL = Gauge "hmkeeper_longest_move_call_seconds" []
         "The longest single system call that moved pages since the start: bounds any stall.";
+    MOVER_THREADS = Gauge "hmkeeper_mover_threads" ["pages"]
+        "Threads that move pages of this kind.";
+    MOVER_CALL = Gauge "hmkeeper_mover_call_seconds" ["pages"]
+        "CPU time of a system call that moves pages of this kind, whatever it moves, as measured.";
+    MOVER_FOLIO = Gauge "hmkeeper_mover_folio_seconds" ["pages"]
+        "CPU time of each folio of this kind that such a call moves, as measured.";
     UP = Gauge "hmkeeper_target_up" ["target"]
         "Processes of this name that are watched; 0 for a configured target that is not there.";
     SAMPLER = Gauge "hmkeeper_sampler_info" ["kind"]
@@ -305,6 +312,13 @@ fn own(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
     page.one(&EPOCHS, totals.epochs as f64)?;
     page.one(&OVERHEAD_LIMIT, snapshot.overhead_limit)?;
     page.one(&LONGEST_CALL, totals.longest_call.as_secs_f64())?;
+    let learnt = |of: fn(FolioPace) -> f64| {
+        let each = snapshot.mover();
+        each.map(move |(pages, pace)| (vec![pages], of(pace)))
+    };
+    page.add(&MOVER_THREADS, learnt(|pace| pace.threads as f64))?;
+    page.add(&MOVER_CALL, learnt(|pace| pace.call.as_secs_f64()))?;
+    page.add(&MOVER_FOLIO, learnt(|pace| pace.folio.as_secs_f64()))?;
     let report = &snapshot.report;
     page.one(&INTERVAL, snapshot.epoch_interval().as_secs_f64())?;
     page.add(

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::ports::SamplerKind;
+use crate::ports::{FolioPace, SamplerKind};
 use crate::tiering::report::{EpochReport, PauseReason};
 use crate::tiering::tier::TierTable;
 use crate::units::Nanos;
@@ -59,6 +59,8 @@ pub struct Snapshot {
     pub report: EpochReport,
     /// Sums over all epochs.
     pub totals: Totals,
+    /// What the mover has learnt of small folios and of huge ones.
+    pub mover: Option<[FolioPace; 2]>,
     /// Configuration reloads.
     pub reloads: Reloads,
 }
@@ -78,8 +80,16 @@ impl Snapshot {
             standing: Vec::new(),
             report: EpochReport::default(),
             totals: Totals::default(),
+            mover: None,
             reloads: Reloads::default(),
         }
+    }
+
+    /// What the mover has learnt, by the kind of folio, as labels say it.
+    pub fn mover(&self) -> impl Iterator<Item = (&'static str, FolioPace)> {
+        ["small", "huge"]
+            .into_iter()
+            .zip(self.mover.into_iter().flatten())
     }
 
     /// How long an epoch is now: never shorter than configured.

@@ -53,6 +53,9 @@ pub struct Status {
     pub absent: Vec<String>,
     /// What we cost.
     pub cost: CostStatus,
+    /// How pages are moved, by kind; empty before the first epoch.
+    #[serde(default)]
+    pub mover: Vec<MoverStatus>,
     /// Configuration reloads.
     pub reloads: ReloadStatus,
 }
@@ -200,6 +203,19 @@ pub struct CostStatus {
     pub longest_move_call_seconds: f64,
 }
 
+/// How folios of one kind are moved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MoverStatus {
+    /// `small` (below 256 KiB) or `huge`.
+    pub pages: String,
+    /// Threads that move them.
+    pub threads: u64,
+    /// CPU time of a system call, whatever it moves, in seconds.
+    pub call_seconds: f64,
+    /// CPU time of each folio that it moves, in seconds.
+    pub folio_seconds: f64,
+}
+
 /// Configuration reloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReloadStatus {
@@ -251,6 +267,15 @@ impl Status {
                 other_seconds: cpu.other.as_secs_f64(),
                 longest_move_call_seconds: totals.longest_call.as_secs_f64(),
             },
+            mover: snapshot
+                .mover()
+                .map(|(pages, pace)| MoverStatus {
+                    pages: pages.to_owned(),
+                    threads: pace.threads as u64,
+                    call_seconds: pace.call.as_secs_f64(),
+                    folio_seconds: pace.folio.as_secs_f64(),
+                })
+                .collect(),
             reloads: ReloadStatus {
                 ok: snapshot.reloads.ok,
                 failed: snapshot.reloads.failed,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Snapshot;
-use crate::ports::SamplerKind;
+use crate::ports::{FolioPace, SamplerKind};
 use crate::tiering::observation::{EpochCost, Exclusion, NodeUsage, TargetId, TargetKind};
 use crate::tiering::plan::{Direction, PageCounts, Reason};
 use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, TargetReport};
@@ -117,6 +117,12 @@ pub(crate) fn snapshot() -> Snapshot {
     snapshot.interval = Nanos::from_secs(10);
     snapshot.overhead_limit = 0.05;
     snapshot.configured = vec!["absent".into(), "db".into()];
+    let pace = |call, folio| FolioPace {
+        threads: 1,
+        call: Nanos(call),
+        folio: Nanos(folio),
+    };
+    snapshot.mover = Some([pace(20_000, 2_500), pace(20_000, 250_000)]);
     snapshot.record(report(1, vec![target(1, "db")]));
     snapshot
 }

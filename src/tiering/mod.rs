@@ -5,6 +5,7 @@ pub mod engine;
 pub mod governor;
 pub mod hotness;
 pub mod looks;
+pub mod moving;
 pub mod observation;
 pub mod plan;
 pub mod policy;

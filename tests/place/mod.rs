@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hmkeeper::ports::{MoveLimits, PageMover, Residency};
+use hmkeeper::ports::{MoveLimits, PageMover, Residency, Threads};
 use hmkeeper::sys::move_pages::locate;
 use hmkeeper::sys::mover::SysMover;
 use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE};
@@ -70,7 +70,7 @@ pub(crate) fn limits() -> MoveLimits {
         rate: Bandwidth(u64::MAX),
         bytes: Bytes(u64::MAX),
         call_time: Nanos::from_millis(20),
-        threads: 1,
+        threads: Threads::Exactly(1),
     }
 }
 

@@ -8,11 +8,6 @@ use crate::sys::move_pages::{self, Status};
 use crate::tiering::plan::PageCounts;
 use crate::units::{Nanos, NodeId, Pid, VirtAddr};
 
-/// Folios in one call at most, however fast they go.
-const LARGEST_BATCH: usize = 1024;
-/// Weight of the newest measurement.
-const EMA: f64 = 0.3;
-
 /// A folio to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Item {
@@ -50,95 +45,63 @@ impl Fate {
     }
 }
 
-/// How long a folio of one kind takes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Pace {
-    nanos: f64,
+/// A call to be: folios of one process that go to one node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call<'a> {
+    pub(super) pid: Pid,
+    pub(super) to: NodeId,
+    pub(super) items: &'a [Item],
 }
 
-impl Pace {
-    /// Before anything is known: 300 µs a page, so that the first batch is
-    /// small; a real machine needs 2 to 4, an emulated one 20 to 100.
-    pub(super) fn small() -> Self {
-        Self { nanos: 300_000.0 }
-    }
-
-    /// Before anything is known: one huge page at a time.
-    pub(super) fn huge() -> Self {
-        Self {
-            nanos: 20_000_000.0,
-        }
-    }
-
-    /// Folios that a call of `time` can take; at least one.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    pub(super) fn batch(self, time: Nanos) -> usize {
-        // `as` saturates.
-        ((time.0 as f64 / self.nanos.max(1.0)) as usize).clamp(1, LARGEST_BATCH)
-    }
-
-    pub(super) fn learn(&mut self, folios: usize, elapsed: Duration) {
-        let new = elapsed.as_secs_f64() * 1e9 / folios.max(1) as f64;
-        // A call that was held up teaches at once, a quick one slowly.
-        self.nanos = if new > self.nanos {
-            new
-        } else {
-            EMA * new + (1.0 - EMA) * self.nanos
-        };
-    }
-}
-
-/// What a batch brought.
+/// What a call brought.
 #[derive(Debug)]
 pub(super) struct Done {
     /// One per item.
     pub(super) fates: Vec<Fate>,
-    /// Of the longest call.
+    /// Wall-clock time.
     pub(super) elapsed: Duration,
-    /// CPU time of the call that took most. What a call waits for (each begins
+    /// CPU time. What a call waits for (each begins
     /// by waiting for every CPU's kernel worker, behind whatever runs there)
     /// does not shrink with its pages: were it counted, batches on a busy
     /// machine would dwindle to single pages.
-    pub(super) worked: Duration,
-    /// CPU time of threads other than the caller's.
-    pub(super) workers_cpu: Nanos,
+    pub(super) worked: Nanos,
+    /// CPU time of the thread that made it, if that was started for it.
+    pub(super) helper_cpu: Nanos,
     /// The process has ended.
     pub(super) gone: bool,
     /// The kernel forbids this destination to this process.
     pub(super) forbidden: bool,
 }
 
-/// Moves the folios, by several threads if wanted, each with its own call.
-pub(super) fn run(pid: Pid, to: NodeId, items: &[Item], threads: usize) -> Done {
-    if threads < 2 || items.len() < threads {
-        return call(pid, to, items);
-    }
-    let part = items.len().div_ceil(threads);
-    let parts: Vec<(Done, Nanos)> = std::thread::scope(|scope| {
-        let workers: Vec<_> = items
-            .chunks(part)
-            .map(|chunk| scope.spawn(move || (call(pid, to, chunk), thread_cpu_time())))
-            .collect();
-        workers
-            .into_iter()
-            .zip(items.chunks(part))
-            .map(|(worker, chunk)| {
-                worker
-                    .join()
-                    .unwrap_or_else(|_| (Done::all(Fate::Busy, chunk.len()), Nanos::ZERO))
+/// Makes all calls at once: the first one by this thread, each other one by another.
+pub(super) fn run(calls: &[Call<'_>]) -> Vec<Done> {
+    let Some((first, others)) = calls.split_first() else {
+        return Vec::new();
+    };
+    std::thread::scope(|scope| {
+        let helpers: Vec<_> = others
+            .iter()
+            .map(|one| {
+                let helper = move || {
+                    let mut done = call(one);
+                    done.helper_cpu = thread_cpu_time();
+                    done
+                };
+                // Where no more threads can be had this one makes all the calls.
+                (std::thread::Builder::new().spawn_scoped(scope, helper), one)
             })
-            .collect()
-    });
-    let mut whole = Done::all(Fate::Moved, 0);
-    for (done, cpu) in parts {
-        whole.fates.extend(done.fates);
-        whole.elapsed = whole.elapsed.max(done.elapsed);
-        whole.worked = whole.worked.max(done.worked);
-        whole.workers_cpu += cpu;
-        whole.gone |= done.gone;
-        whole.forbidden |= done.forbidden;
-    }
-    whole
+            .collect();
+        let mut all = vec![call(first)];
+        for (helper, one) in helpers {
+            all.push(match helper {
+                Ok(helper) => helper
+                    .join()
+                    .unwrap_or_else(|_| Done::all(Fate::Busy, one.items.len())),
+                Err(_) => call(one),
+            });
+        }
+        all
+    })
 }
 
 impl Done {
@@ -146,15 +109,16 @@ impl Done {
         Self {
             fates: vec![fate; count],
             elapsed: Duration::ZERO,
-            worked: Duration::ZERO,
-            workers_cpu: Nanos::ZERO,
+            worked: Nanos::ZERO,
+            helper_cpu: Nanos::ZERO,
             gone: false,
             forbidden: false,
         }
     }
 }
 
-fn call(pid: Pid, to: NodeId, items: &[Item]) -> Done {
+/// Makes one call.
+pub(super) fn call(&Call { pid, to, items }: &Call<'_>) -> Done {
     let pages: Vec<VirtAddr> = items.iter().map(|i| i.addr).collect();
     let (start, cpu) = (Instant::now(), thread_cpu_time());
     let answer = move_pages::move_to(pid, &pages, to);
@@ -167,7 +131,7 @@ fn call(pid: Pid, to: NodeId, items: &[Item]) -> Done {
         Err(e) => failed(pid, to, &pages, &e),
     };
     done.elapsed = elapsed;
-    done.worked = worked.into();
+    done.worked = worked;
     done
 }
 
@@ -227,27 +191,5 @@ fn failed(pid: Pid, to: NodeId, pages: &[VirtAddr], error: &io::Error) -> Done {
             .collect(),
         forbidden: rest == Fate::Refused,
         ..Done::all(Fate::Moved, 0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn batches_are_sized_by_time() {
-        let mut pace = Pace::small();
-        // 20 ms at 300 us a page.
-        assert_eq!(pace.batch(Nanos::from_millis(20)), 66);
-        for _ in 0..50 {
-            pace.learn(66, Duration::from_micros(66 * 40));
-        }
-        assert_eq!(pace.batch(Nanos::from_millis(20)), 499);
-        // Held up once: smaller at once.
-        pace.learn(100, Duration::from_millis(100));
-        assert_eq!(pace.batch(Nanos::from_millis(20)), 20);
-        assert_eq!(Pace::huge().batch(Nanos::from_millis(1)), 1);
-        pace.learn(1000, Duration::ZERO);
-        assert!(pace.batch(Nanos::from_secs(100)) <= LARGEST_BATCH);
     }
 }

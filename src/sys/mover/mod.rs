@@ -7,52 +7,47 @@
 //! pinned, gone, or the destination full.
 //!
 //! **Approach.** The plan is taken in slices, so that a turn that ends early has
-//! promoted the most urgent, and not only made room for it. In a slice demotions
-//! come first. Moves of one process, source and destination are grouped and
+//! promoted the most urgent, and not only made room for it ([`slices`]). In a slice
+//! demotions come first. Moves of one process, source and destination are grouped and
 //! their folios looked up, so that nothing is "moved" to where it is. Small
-//! and huge folios go in batches of their own, each sized by what a page of its kind
-//! took lately so that a call stays below its time. Before each batch the
-//! destination must have room for it beyond its reserve. What was busy is tried once more at the
-//! end; what was refused is remembered and left alone for longer each time. Pages that the
-//! page map shows to be shared are not asked for, and so moved as soon as they are not.
+//! and huge folios go in batches of their own, each as large as its call may be long
+//! ([`carry`]); how large that is, and whether one thread calls or two, is learnt from
+//! what calls took ([`tiering::moving`](crate::tiering::moving)). Two threads take both
+//! directions at once: promotions, for which there is room by now, and the demotions
+//! that make room for the next. Before each batch the destination must have room for it
+//! beyond its reserve. What was busy is tried once more at the end; what was refused is
+//! remembered and left alone for longer each time. Pages that the page map shows to be
+//! shared are not asked for, and so moved as soon as they are not.
 //!
 //! **Properties.** Never more bytes than the limit, nor more time or bytes per
-//! second, give or take one batch. Every page asked for and found is counted exactly
+//! second, give or take one batch of each thread. Every page asked for and found is counted exactly
 //! once. Nothing that happens to a page or a process is an error.
 
 mod batch;
+mod carry;
 mod refused;
+mod slices;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use self::batch::{Fate, Item, Pace};
+use self::batch::{Call, Fate, Item};
+use self::carry::{Kind, Queue, Room};
 use self::refused::{Held, Refused};
+use self::slices::stretches;
 use super::clock::thread_cpu_time;
 use super::locate::Locator;
-use super::residency;
 use super::root::Root;
-use crate::ports::{MoveLimits, PageMover, PortError};
-use crate::tiering::plan::{Direction, Move, MoveOutcome, MoveResult, PageCounts};
+use crate::ports::{FolioPace, MoveLimits, PageMover, PortError};
+use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
-/// Bytes of moves from which on a slice of the plan ends before its next demotion.
-const SLICE_BYTES: Bytes = Bytes::from_mib(4);
-/// Bytes of moves that are looked up and carried out together.
-const GROUP_BYTES: Bytes = Bytes::from_mib(16);
-/// Others use memory too: what is free is read again after this long.
-const ROOM_LASTS: Duration = Duration::from_millis(50);
-/// No batch has more bytes than the rate lets through in so much time.
-const RATE_SLICE: Nanos = Nanos::from_millis(100);
 /// Addresses looked through for one move at most, some 20 ms. Of a longer range it is
 /// never known that all was looked through.
 const LONGEST_WALK: Bytes = Bytes::from_mib(1024);
-/// Pages of a folio from which on it counts as huge: its copy dominates.
-const HUGE_PAGES: u64 = 64;
 
 /// The kernel's page mover.
 #[derive(Debug)]
@@ -62,9 +57,10 @@ pub struct SysMover {
     refused: Refused,
     /// Where a walk through a process for pages on a node goes on.
     walks: HashMap<(Pid, NodeId), VirtAddr>,
-    small: Pace,
-    huge: Pace,
+    small: Kind,
+    huge: Kind,
     cpu: Nanos,
+    calls: u64,
     /// Somebody waits for the end of the turn.
     halt: Arc<AtomicBool>,
 }
@@ -85,13 +81,6 @@ struct Turn {
     whole: Vec<bool>,
     room: HashMap<NodeId, Room>,
     busy: Vec<(Pid, NodeId, Item)>,
-}
-
-/// What a destination can take, as last read.
-#[derive(Clone, Copy, Debug)]
-struct Room {
-    left: Bytes,
-    read_at: Instant,
 }
 
 impl Turn {
@@ -116,9 +105,10 @@ impl SysMover {
             locator: Locator::new(root),
             refused: Refused::default(),
             walks: HashMap::new(),
-            small: Pace::small(),
-            huge: Pace::huge(),
+            small: Kind::small(),
+            huge: Kind::huge(),
             cpu: Nanos::ZERO,
+            calls: 0,
             halt: Arc::default(),
         }
     }
@@ -128,6 +118,11 @@ impl SysMover {
     pub fn halted_by(mut self, halt: Arc<AtomicBool>) -> Self {
         self.halt = halt;
         self
+    }
+
+    /// System calls that moved, or tried to, since the start.
+    pub fn calls(&self) -> u64 {
+        self.calls
     }
 
     /// Looks up what a group's moves are about; each item knows its move. What is
@@ -193,118 +188,29 @@ impl SysMover {
             .unwrap_or(asked.range.start())
     }
 
-    /// Carries out one group: the same process, source and destination.
-    fn carry_out(&mut self, pid: Pid, to: NodeId, items: Vec<Item>, turn: &mut Turn) {
-        let (huge, small): (Vec<Item>, Vec<Item>) =
-            items.into_iter().partition(|i| i.pages >= HUGE_PAGES);
-        for (items, is_huge) in [(small, false), (huge, true)] {
-            let mut rest = items.as_slice();
-            while !rest.is_empty() {
-                let pace = if is_huge { &self.huge } else { &self.small };
-                let size = pace.batch(turn.limits.call_time) * turn.limits.threads;
-                let wanted = &rest[..size.min(rest.len())];
-                let room = self.room_for(pid, to, wanted, turn);
-                // A slow rate is kept by small batches too, of a folio at least.
-                let slice = turn.limits.rate.over(RATE_SLICE);
-                let slice = slice.max(Bytes::from_pages(wanted[0].pages));
-                let bytes = room.min(turn.bytes_left()).min(slice);
-                let (batch, after) = rest.split_at(fitting(wanted, bytes));
-                if batch.is_empty() {
-                    break;
-                }
-                self.carry_out_batch(pid, to, batch, is_huge, turn);
-                rest = after;
-            }
-            let fate = if turn.gone.contains(&pid) {
-                Fate::Absent
-            } else if turn.forbidden.contains(&(pid, to)) {
-                Fate::Refused
-            } else if turn.is_over()
-                || rest
-                    .first()
-                    .is_none_or(|i| turn.bytes_left() < Bytes::from_pages(i.pages))
-            {
-                Fate::Deferred
-            } else {
-                Fate::NoRoom
-            };
-            for item in rest {
-                fate.count(item.pages, &mut turn.counts[item.index]);
-            }
-        }
-    }
-
-    /// Bytes that may go to a node now, when so many folios want to.
-    fn room_for(&self, pid: Pid, to: NodeId, wanted: &[Item], turn: &mut Turn) -> Bytes {
-        if turn.is_over()
-            || turn.gone.contains(&pid)
-            || turn.forbidden.contains(&(pid, to))
-            || turn.full.contains(&to)
-        {
-            return Bytes::ZERO;
-        }
-        let bytes: Bytes = wanted.iter().map(|i| Bytes::from_pages(i.pages)).sum();
-        // A node that cannot be read is left to the kernel's own answer.
-        let Some(room) = turn.room.get_mut(&to) else {
-            return Bytes(u64::MAX);
-        };
-        if room.left < bytes || room.read_at.elapsed() >= ROOM_LASTS {
-            if let Ok(usage) = residency::usage_of(&self.root, to) {
-                room.left = usage.free.saturating_sub(usage.reserve);
-            }
-            room.read_at = Instant::now();
-        }
-        room.left
-    }
-
-    fn carry_out_batch(
-        &mut self,
-        pid: Pid,
-        to: NodeId,
-        batch: &[Item],
-        is_huge: bool,
-        turn: &mut Turn,
-    ) {
-        let done = batch::run(pid, to, batch, turn.limits.threads);
-        self.cpu += done.workers_cpu;
-        turn.longest = turn.longest.max(done.elapsed);
-        let pace = if is_huge {
-            &mut self.huge
+    /// Looks up what a group is about, unless the turn is over: then it is deferred.
+    fn queue(&mut self, moves: &[Move], group: &[usize], turn: &mut Turn) -> Option<Queue> {
+        let first = &moves[group[0]];
+        let items = if turn.is_over() {
+            None
         } else {
-            &mut self.small
+            self.locator.hold(first.pid);
+            let found = self.find(moves, group, turn);
+            self.locator.let_go();
+            found
+                .inspect_err(|e| {
+                    tracing::warn!(pid = %first.pid, error = %e, "cannot see where its pages are: they stay");
+                })
+                .ok()
         };
-        // Each thread's call had its part of the batch.
-        pace.learn(batch.len().div_ceil(turn.limits.threads), done.worked);
-        for (item, fate) in batch.iter().zip(&done.fates) {
-            fate.count(item.pages, &mut turn.counts[item.index]);
-            match fate {
-                Fate::Moved => {
-                    let bytes = Bytes::from_pages(item.pages);
-                    turn.moved += bytes;
-                    if let Some(room) = turn.room.get_mut(&to) {
-                        room.left = room.left.saturating_sub(bytes);
-                    }
-                    self.refused.forget(pid, item.addr);
-                }
-                Fate::Busy => turn.busy.push((pid, to, *item)),
-                Fate::NoRoom => {
-                    turn.full.insert(to);
-                }
-                Fate::Shared => self.refused.remember(pid, item.addr, Held::Shared),
-                // The destination is forbidden, and the page no worse for another one.
-                Fate::Refused if done.forbidden => {}
-                Fate::Refused => self.refused.remember(pid, item.addr, Held::Refused),
-                Fate::Absent | Fate::Deferred => {}
+        if items.is_none() {
+            for &index in group {
+                let asked = &moves[index];
+                turn.whole[index] = false;
+                turn.counts[index].deferred += asked.limit.pages().min(asked.range.pages());
             }
         }
-        if done.gone {
-            turn.gone.insert(pid);
-            self.refused.forget_process(pid);
-        }
-        if done.forbidden {
-            turn.forbidden.insert((pid, to));
-        }
-        pace_to_rate(turn);
+        Some(Queue::new(first.pid, first.to, items?))
     }
 
     /// What was busy once more, now that some time has passed.
@@ -314,10 +220,16 @@ impl SysMover {
             if turn.is_over() || turn.bytes_left() < Bytes::from_pages(item.pages) {
                 break;
             }
-            if self.room_for(pid, to, &[item], turn) < Bytes::from_pages(item.pages) {
+            let bytes = Bytes::from_pages(item.pages);
+            if self.room_for(pid, to, bytes, turn) < bytes {
                 continue;
             }
-            let done = batch::run(pid, to, &[item], 1);
+            let done = batch::call(&Call {
+                pid,
+                to,
+                items: &[item],
+            });
+            self.calls += 1;
             turn.longest = turn.longest.max(done.elapsed);
             if done.fates == [Fate::Moved] {
                 let counts = &mut turn.counts[item.index];
@@ -347,35 +259,19 @@ impl PageMover for SysMover {
             longest: Duration::ZERO,
             counts: vec![PageCounts::default(); moves.len()],
             whole: vec![false; moves.len()],
-            room: rooms(&self.root),
+            room: HashMap::new(),
             busy: Vec::new(),
         };
-        for slice in slices(moves) {
-            // What the slice before filled, demotions of this one may empty.
-            turn.full.clear();
-            for group in groups(moves, slice) {
-                let first = &moves[group[0]];
-                let items = if turn.is_over() {
-                    None
-                } else {
-                    self.find(moves, &group, &mut turn)
-                        .inspect_err(|e| {
-                            tracing::warn!(pid = %first.pid, error = %e, "cannot see where its pages are: they stay");
-                        })
-                        .ok()
-                };
-                match items {
-                    Some(items) => self.carry_out(first.pid, first.to, items, &mut turn),
-                    None => {
-                        for index in group {
-                            let asked = &moves[index];
-                            turn.whole[index] = false;
-                            turn.counts[index].deferred +=
-                                asked.limit.pages().min(asked.range.pages());
-                        }
-                    }
-                }
+        for stretch in stretches(moves) {
+            if stretch.begins_slice {
+                // What the slice before filled, demotions of this one may empty.
+                turn.full.clear();
             }
+            let groups = stretch.groups.iter();
+            let queues = groups
+                .filter_map(|group| self.queue(moves, group, &mut turn))
+                .collect();
+            self.carry_out(queues, &mut turn);
         }
         self.retry(&mut turn);
         self.cpu += thread_cpu_time().saturating_sub(cpu);
@@ -397,103 +293,16 @@ impl PageMover for SysMover {
     fn cpu_time(&self) -> Nanos {
         self.cpu
     }
+
+    fn pace(&self) -> Option<[FolioPace; 2]> {
+        Some([self.small.pace(), self.huge.pace()])
+    }
 }
 
 /// What to look through of a range now, from `start` on; `None` at its end.
 fn part_from(start: VirtAddr, range: PageRange) -> Option<PageRange> {
     let end = start.checked_add(LONGEST_WALK).unwrap_or(range.end());
     PageRange::new(start, end.min(range.end()))
-}
-
-/// How many of these folios, from the first on, hold no more than `bytes`.
-fn fitting(items: &[Item], bytes: Bytes) -> usize {
-    items
-        .iter()
-        .scan(Bytes::ZERO, |sum, item| {
-            *sum += Bytes::from_pages(item.pages);
-            Some(*sum)
-        })
-        .take_while(|sum| *sum <= bytes)
-        .count()
-}
-
-/// What every node can take now.
-fn rooms(root: &Root) -> HashMap<NodeId, Room> {
-    let read_at = Instant::now();
-    let nodes = residency::usage(root).unwrap_or_default();
-    nodes
-        .into_iter()
-        .map(|usage| {
-            let left = usage.free.saturating_sub(usage.reserve);
-            (usage.node, Room { left, read_at })
-        })
-        .collect()
-}
-
-/// Waits until what was moved is within the rate, or the turn is over.
-fn pace_to_rate(turn: &Turn) {
-    let rate = turn.limits.rate.0.max(1);
-    let due = Nanos::from_secs_f64(turn.moved.as_f64() / rate as f64);
-    let due = due.min(turn.limits.time);
-    while !turn.is_over() {
-        let now = Nanos::from(turn.start.elapsed());
-        let wait = due.saturating_sub(now).min(RATE_SLICE);
-        if wait == Nanos::ZERO {
-            break;
-        }
-        std::thread::sleep(wait.into());
-    }
-}
-
-/// The plan in pieces: first the promotions for which there is room already, then
-/// some [`SLICE_BYTES`] each, with all demotions that its promotions need, since a
-/// demotion stands before its promotion.
-fn slices(moves: &[Move]) -> impl Iterator<Item = Range<usize>> {
-    let mut start = 0;
-    std::iter::from_fn(move || {
-        let left = &moves[start..];
-        let mut bytes = Bytes::ZERO;
-        let has_room = left
-            .first()
-            .is_some_and(|m| m.direction == Direction::Promotion);
-        let ends = |pair: &[Move]| {
-            bytes += pair[0].limit;
-            let turns = pair[0].direction == Direction::Promotion
-                && pair[1].direction == Direction::Demotion;
-            turns && (has_room || bytes >= SLICE_BYTES)
-        };
-        let length = left
-            .windows(2)
-            .position(ends)
-            .map_or(left.len(), |at| at + 1);
-        let slice = start..start + length;
-        start = slice.end;
-        (!slice.is_empty()).then_some(slice)
-    })
-}
-
-/// Indices of moves to carry out together: one direction, process, source and
-/// destination; in the order of the first of each, at most [`GROUP_BYTES`].
-fn groups(moves: &[Move], slice: Range<usize>) -> Vec<Vec<usize>> {
-    let mut groups: Vec<(Bytes, Vec<usize>)> = Vec::new();
-    // Groups that may still grow, by key.
-    let mut open: std::collections::HashMap<_, usize> = std::collections::HashMap::new();
-    for (index, m) in slice.clone().zip(&moves[slice]) {
-        let key = (m.direction, m.pid, m.from, m.to);
-        match open.get(&key).map(|&at| &mut groups[at]) {
-            Some((bytes, group)) if *bytes < GROUP_BYTES => {
-                *bytes += m.limit;
-                group.push(index);
-            }
-            _ => {
-                open.insert(key, groups.len());
-                groups.push((m.limit, vec![index]));
-            }
-        }
-    }
-    // Demotions first: they make the room.
-    groups.sort_by_key(|(_, group)| moves[group[0]].direction);
-    groups.into_iter().map(|(_, group)| group).collect()
 }
 
 #[cfg(test)]

@@ -59,6 +59,10 @@ impl Refused {
 
     /// Why a page is to be left alone in this turn, if it is.
     pub(super) fn rests(&self, pid: Pid, addr: VirtAddr) -> Option<Held> {
+        if self.pages.is_empty() {
+            // As nearly always: not even hashed.
+            return None;
+        }
         let rest = self.pages.get(&(pid, addr))?;
         (self.turn < rest.until).then_some(rest.why)
     }
@@ -81,7 +85,9 @@ impl Refused {
 
     /// It moved after all.
     pub(super) fn forget(&mut self, pid: Pid, addr: VirtAddr) {
-        self.pages.remove(&(pid, addr));
+        if !self.pages.is_empty() {
+            self.pages.remove(&(pid, addr));
+        }
     }
 
     /// The process has ended: its number may become another one's.

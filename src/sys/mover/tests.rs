@@ -1,4 +1,6 @@
+use super::carry::fitting;
 use super::*;
+use crate::ports::Threads;
 use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Direction, Reason};
 use crate::units::{Bandwidth, PageRange, VirtAddr};
@@ -17,54 +19,12 @@ fn asked(pid: i32, mib: u64, from: u32, to: u32, direction: Direction) -> Move {
     }
 }
 
-#[test]
-fn moves_are_grouped_and_demotions_come_first() {
-    use Direction::{Demotion, Promotion};
-    let moves = [
-        asked(1, 0, 3, 0, Promotion),
-        asked(1, 8, 2, 0, Promotion),
-        asked(1, 16, 3, 0, Promotion),
-        asked(1, 24, 0, 1, Demotion),
-        // The first group has its 16 MiB.
-        asked(1, 32, 3, 0, Promotion),
-        asked(2, 40, 3, 0, Promotion),
-    ];
-    assert_eq!(
-        groups(&moves, 0..moves.len()),
-        [vec![3], vec![0, 2], vec![1], vec![4], vec![5]]
-    );
-}
-
-#[test]
-fn what_has_room_is_a_slice_and_so_is_each_demotion_with_its_promotions() {
-    let moves = |directions: &str| -> Vec<Move> {
-        let way = |c| match c {
-            'P' => Direction::Promotion,
-            _ => Direction::Demotion,
-        };
-        // 8 MiB each: more than a slice needs.
-        let asked = |c| asked(1, 0, 3, 0, way(c));
-        directions.chars().map(asked).collect()
-    };
-    let cut = |directions: &str| slices(&moves(directions)).collect::<Vec<_>>();
-    assert_eq!(cut("PPDDPDP"), [0..2, 2..5, 5..7]);
-    assert_eq!(cut("DDPP").len(), 1);
-    assert_eq!(cut("PDD"), [0..1, 1..3]);
-    assert!(cut("").is_empty());
-    // Small ones go together.
-    let mut small = moves("PDPDPDP");
-    for m in &mut small {
-        m.limit = Bytes::from_mib(1);
-    }
-    assert_eq!(slices(&small).collect::<Vec<_>>(), [0..1, 1..5, 5..7]);
-}
-
 const LIMITS: MoveLimits = MoveLimits {
     time: Nanos::from_secs(1),
     rate: Bandwidth(u64::MAX),
     bytes: Bytes(u64::MAX),
     call_time: Nanos::from_millis(20),
-    threads: 1,
+    threads: Threads::Exactly(1),
 };
 
 #[test]

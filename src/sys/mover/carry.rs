@@ -1,0 +1,391 @@
+//! Carrying out what was looked up: batches of folios, one system call each, by one
+//! thread or several.
+
+use std::time::{Duration, Instant};
+
+use super::super::residency;
+use super::batch::{self, Call, Done, Fate, Item};
+use super::refused::Held;
+use super::{SysMover, Turn};
+use crate::ports::{FolioPace, Threads};
+use crate::tiering::moving::{CallCost, ThreadChoice};
+use crate::units::{Bytes, Nanos, NodeId, Pid};
+
+/// What is free is read again after so long at least.
+const ROOM_LASTS: Duration = Duration::from_millis(50);
+/// What others take of it at most, in bytes per second: some threads that touch new memory.
+const TAKEN_PER_SECOND: f64 = 4e9;
+/// Beyond that it makes no difference.
+const TAKEN_MOST: f64 = 1e12;
+/// No batch has more bytes than the rate lets through in so much time.
+const RATE_SLICE: Nanos = Nanos::from_millis(100);
+/// Pages of a folio from which on it counts as huge: its copy dominates.
+const HUGE_PAGES: u64 = 64;
+/// Small folios for which another thread is worth its start.
+const SMALL_PART: usize = 64;
+
+/// What was learnt of folios of one kind.
+#[derive(Clone, Debug)]
+pub(super) struct Kind {
+    cost: CallCost,
+    threads: ThreadChoice,
+    /// As many were told for the last stretch.
+    last_threads: usize,
+    /// Folios for which a thread is worth its start.
+    part: usize,
+}
+
+impl Kind {
+    pub(super) fn small() -> Self {
+        Self::new(CallCost::of_small_pages(), SMALL_PART)
+    }
+
+    pub(super) fn huge() -> Self {
+        Self::new(CallCost::of_huge_pages(), 1)
+    }
+
+    fn new(cost: CallCost, part: usize) -> Self {
+        Self {
+            cost,
+            threads: ThreadChoice::default(),
+            last_threads: 1,
+            part,
+        }
+    }
+
+    pub(super) fn pace(&self) -> FolioPace {
+        FolioPace {
+            threads: self.last_threads,
+            call: self.cost.fixed(),
+            folio: self.cost.each(),
+        }
+    }
+}
+
+/// Folios of one process that go to one node.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pid: Pid,
+    to: NodeId,
+    items: Vec<Item>,
+    /// How many of them were tried.
+    tried: usize,
+    /// No more of it is to be had now.
+    ended: bool,
+}
+
+impl Queue {
+    pub(super) fn new(pid: Pid, to: NodeId, items: Vec<Item>) -> Self {
+        Self {
+            pid,
+            to,
+            items,
+            tried: 0,
+            ended: false,
+        }
+    }
+
+    fn rest(&self) -> &[Item] {
+        &self.items[self.tried..]
+    }
+
+    /// Its folios of less and of more than [`HUGE_PAGES`].
+    fn by_kind(self) -> [Self; 2] {
+        let (huge, small) = (self.items.into_iter()).partition(|i| i.pages >= HUGE_PAGES);
+        [small, huge].map(|items| Self::new(self.pid, self.to, items))
+    }
+}
+
+/// What a destination can take, as last read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    left: Bytes,
+    read_at: Instant,
+    /// How long that holds, since others use memory too.
+    lasts: Duration,
+}
+
+/// A call to be: so many of a queue's folios, from the first one not yet tried on.
+struct Part {
+    queue: usize,
+    start: usize,
+    end: usize,
+}
+
+impl SysMover {
+    /// Carries out a stretch. Small folios and huge ones go apart.
+    pub(super) fn carry_out(&mut self, queues: Vec<Queue>, turn: &mut Turn) {
+        let (small, huge) = queues
+            .into_iter()
+            .map(Queue::by_kind)
+            .map(|[small, huge]| (small, huge))
+            .unzip();
+        self.carry_out_kind(small, false, turn);
+        self.carry_out_kind(huge, true, turn);
+    }
+
+    fn kind(&mut self, is_huge: bool) -> &mut Kind {
+        if is_huge {
+            &mut self.huge
+        } else {
+            &mut self.small
+        }
+    }
+
+    fn carry_out_kind(&mut self, mut queues: Vec<Queue>, is_huge: bool, turn: &mut Turn) {
+        queues.retain(|queue| !queue.items.is_empty());
+        let folios: usize = queues.iter().map(|queue| queue.items.len()).sum();
+        let kind = self.kind(is_huge);
+        let threads = match turn.limits.threads {
+            Threads::Exactly(threads) => threads.max(1),
+            Threads::Measured => kind.threads.next(),
+        };
+        let (mut took, mut used, before) = (Duration::ZERO, 1, turn.moved);
+        loop {
+            let parts = self.parts(&mut queues, is_huge, threads, turn);
+            if parts.is_empty() {
+                break;
+            }
+            used = used.max(parts.len());
+            took += self.carry_out_parts(&mut queues, &parts, is_huge, turn);
+            pace_to_rate(turn);
+        }
+        let kind = self.kind(is_huge);
+        // What two could not have shared says nothing of either.
+        if folios >= 2 * kind.part {
+            kind.last_threads = used;
+            if turn.limits.threads == Threads::Measured {
+                let moved = turn.moved.saturating_sub(before).pages();
+                kind.threads.learn(used, moved, took.into());
+                kind.last_threads = kind.threads.chosen();
+            }
+        }
+        for queue in &queues {
+            count_rest(queue, turn);
+        }
+    }
+
+    /// The next calls, one for each thread at most: of each queue in turns.
+    fn parts(
+        &self,
+        queues: &mut [Queue],
+        is_huge: bool,
+        threads: usize,
+        turn: &mut Turn,
+    ) -> Vec<Part> {
+        let kind = if is_huge { &self.huge } else { &self.small };
+        let size = kind.cost.batch(turn.limits.call_time);
+        let open = |queue: &Queue| !queue.ended && !queue.rest().is_empty();
+        let live = queues.iter().filter(|q| open(q)).count();
+        if live == 0 {
+            return Vec::new();
+        }
+        // One thread ends one queue before the next.
+        let (mut parts, width) = (Vec::new(), live.min(threads));
+        let shares: Vec<usize> = queues
+            .iter()
+            .map(|queue| {
+                let rest = queue.rest().len();
+                let helpers = (threads / width).min(rest / kind.part).max(1);
+                // Calls of one size: no small one at the end.
+                rest.div_ceil(rest.div_ceil(size).max(helpers).max(1))
+            })
+            .collect();
+        let mut taken = Bytes::ZERO;
+        let order: Vec<usize> = (0..queues.len()).filter(|&at| open(&queues[at])).collect();
+        for &at in order.iter().take(width).cycle().take(threads) {
+            let queue = &queues[at];
+            if !open(queue) || parts.iter().any(|p: &Part| p.queue == at) && shares[at] < kind.part
+            {
+                continue;
+            }
+            let reserved: Bytes = parts
+                .iter()
+                .filter(|part| queues[part.queue].to == queue.to)
+                .map(|part| bytes(&queues[part.queue].items[part.start..part.end]))
+                .sum();
+            let wanted = &queue.rest()[..shares[at].min(queue.rest().len())];
+            let room = self.room_for(queue.pid, queue.to, reserved + bytes(wanted), turn);
+            // A slow rate is kept by small batches too, of a folio at least.
+            let slice = turn.limits.rate.over(RATE_SLICE);
+            let slice = slice.max(Bytes::from_pages(wanted[0].pages));
+            let most = (room.saturating_sub(reserved))
+                .min(turn.bytes_left().saturating_sub(taken))
+                .min(slice.saturating_sub(taken));
+            let count = fitting(wanted, most);
+            if count == 0 {
+                // Else what is under way is in its way, and may yet fail.
+                queues[at].ended = taken == Bytes::ZERO || room < bytes(&wanted[..1]);
+                continue;
+            }
+            taken += bytes(&wanted[..count]);
+            let queue = &mut queues[at];
+            parts.push(Part {
+                queue: at,
+                start: queue.tried,
+                end: queue.tried + count,
+            });
+            queue.tried += count;
+        }
+        if parts.is_empty() && queues.iter().any(open) {
+            // The next queue may go elsewhere.
+            return self.parts(queues, is_huge, threads, turn);
+        }
+        parts
+    }
+
+    /// Makes the calls, at once, and takes in what they brought. Returns how long that
+    /// took in all.
+    fn carry_out_parts(
+        &mut self,
+        queues: &mut [Queue],
+        parts: &[Part],
+        is_huge: bool,
+        turn: &mut Turn,
+    ) -> Duration {
+        let calls: Vec<Call<'_>> = parts
+            .iter()
+            .map(|part| Call {
+                pid: queues[part.queue].pid,
+                to: queues[part.queue].to,
+                items: &queues[part.queue].items[part.start..part.end],
+            })
+            .collect();
+        let begin = Instant::now();
+        let all = batch::run(&calls);
+        let took = begin.elapsed();
+        for (call, done) in calls.iter().zip(&all) {
+            self.cpu += done.helper_cpu;
+            self.calls += 1;
+            turn.longest = turn.longest.max(done.elapsed);
+            let kind = self.kind(is_huge);
+            kind.cost
+                .learn(call.items.len(), done.worked, turn.limits.call_time);
+            self.take_in(call, done, turn);
+        }
+        took
+    }
+
+    fn take_in(&mut self, call: &Call<'_>, done: &Done, turn: &mut Turn) {
+        let &Call { pid, to, items } = call;
+        let mut moved = Bytes::ZERO;
+        for (item, fate) in items.iter().zip(&done.fates) {
+            fate.count(item.pages, &mut turn.counts[item.index]);
+            match fate {
+                Fate::Moved => {
+                    moved += Bytes::from_pages(item.pages);
+                    self.refused.forget(pid, item.addr);
+                }
+                Fate::Busy => turn.busy.push((pid, to, *item)),
+                Fate::NoRoom => {
+                    turn.full.insert(to);
+                }
+                Fate::Shared => self.refused.remember(pid, item.addr, Held::Shared),
+                // The destination is forbidden, and the page no worse for another one.
+                Fate::Refused if done.forbidden => {}
+                Fate::Refused => self.refused.remember(pid, item.addr, Held::Refused),
+                Fate::Absent | Fate::Deferred => {}
+            }
+        }
+        turn.moved += moved;
+        if let Some(room) = turn.room.get_mut(&to) {
+            room.left = room.left.saturating_sub(moved);
+        }
+        if done.gone {
+            turn.gone.insert(pid);
+            self.refused.forget_process(pid);
+        }
+        if done.forbidden {
+            turn.forbidden.insert((pid, to));
+        }
+    }
+
+    /// Bytes that may go to a node now, when so many want to.
+    pub(super) fn room_for(&self, pid: Pid, to: NodeId, wanted: Bytes, turn: &mut Turn) -> Bytes {
+        if turn.is_over()
+            || turn.gone.contains(&pid)
+            || turn.forbidden.contains(&(pid, to))
+            || turn.full.contains(&to)
+        {
+            return Bytes::ZERO;
+        }
+        let known = turn.room.get(&to).copied();
+        let room = match known {
+            Some(room) if room.left >= wanted && room.read_at.elapsed() < room.lasts => room,
+            _ => self.read_room(to, known),
+        };
+        turn.room.insert(to, room);
+        room.left
+    }
+
+    fn read_room(&self, to: NodeId, known: Option<Room>) -> Room {
+        let begin = Instant::now();
+        let left = match residency::usage_of(&self.root, to) {
+            Ok(usage) => usage.free.saturating_sub(usage.reserve),
+            // A node that cannot be read is left to the kernel's own answer.
+            Err(_) => known.map_or(Bytes(u64::MAX), |room| room.left),
+        };
+        let read_at = Instant::now();
+        // A machine of many CPUs tells of each: that is to be no more than one per cent,
+        // unless there is so little that others may have taken it.
+        let taken = Duration::from_secs_f64(left.as_f64().min(TAKEN_MOST) / TAKEN_PER_SECOND);
+        let lasts = ROOM_LASTS.max(taken.min(100 * (read_at - begin)));
+        Room {
+            left,
+            read_at,
+            lasts,
+        }
+    }
+}
+
+/// What became of folios that were not tried.
+fn count_rest(queue: &Queue, turn: &mut Turn) {
+    let rest = queue.rest();
+    let fate = if turn.gone.contains(&queue.pid) {
+        Fate::Absent
+    } else if turn.forbidden.contains(&(queue.pid, queue.to)) {
+        Fate::Refused
+    } else if turn.is_over()
+        || rest
+            .first()
+            .is_none_or(|i| turn.bytes_left() < Bytes::from_pages(i.pages))
+    {
+        Fate::Deferred
+    } else {
+        Fate::NoRoom
+    };
+    for item in rest {
+        fate.count(item.pages, &mut turn.counts[item.index]);
+    }
+}
+
+fn bytes(items: &[Item]) -> Bytes {
+    items.iter().map(|i| Bytes::from_pages(i.pages)).sum()
+}
+
+/// How many of these folios, from the first on, hold no more than `bytes`.
+pub(super) fn fitting(items: &[Item], bytes: Bytes) -> usize {
+    items
+        .iter()
+        .scan(Bytes::ZERO, |sum, item| {
+            *sum += Bytes::from_pages(item.pages);
+            Some(*sum)
+        })
+        .take_while(|sum| *sum <= bytes)
+        .count()
+}
+
+/// Waits until what was moved is within the rate, or the turn is over.
+fn pace_to_rate(turn: &Turn) {
+    let rate = turn.limits.rate.0.max(1);
+    let due = Nanos::from_secs_f64(turn.moved.as_f64() / rate as f64);
+    let due = due.min(turn.limits.time);
+    while !turn.is_over() {
+        let now = Nanos::from(turn.start.elapsed());
+        let wait = due.saturating_sub(now).min(RATE_SLICE);
+        if wait == Nanos::ZERO {
+            break;
+        }
+        std::thread::sleep(wait.into());
+    }
+}
