@@ -285,7 +285,7 @@ fn main() {
     let mib: u64 = if args.iter().any(|arg| arg == "--long") {
         64
     } else {
-        16
+        32
     };
     let only = |word: &str| args.iter().any(|arg| arg == word);
     for huge in [false, true] {

@@ -4,6 +4,7 @@
 //! belongs to which node: some 40 ns a page. Else by asking `move_pages(2)`,
 //! which costs three times as much and tells nothing of folios.
 
+use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -20,6 +21,10 @@ const CHUNK_PAGES: u64 = 4096;
 /// memory was added or removed.
 const NODE_MAP_USES: u32 = 4096;
 
+/// Page maps held open at most.
+const MAPS_HELD: usize = 64;
+/// Chunks at most that are not asked for huge pages after others that had none.
+const UNSCANNED_MOST: u32 = 32;
 /// Frames whose flags one read fetches: as many as [`KpageFlags::read`] takes.
 const RUN: usize = 64;
 /// Pages of 4 KiB in a huge one.
@@ -67,6 +72,9 @@ pub(super) struct Locator {
     flags: Option<KpageFlags>,
     /// Whether the kernel can tell of huge pages, as far as known.
     scans: bool,
+    /// Chunks that are not asked for huge pages, since the last had none, and how many
+    /// it will be if the next has none either.
+    unscanned: (u32, u32),
     nodes: PfnNodes,
     uses_left: u32,
     entries: Vec<Entry>,
@@ -74,8 +82,8 @@ pub(super) struct Locator {
     frames: Vec<Option<Flags>>,
     /// A zero page that was met.
     zero: Option<Pfn>,
-    /// The page map of the process under way, from [`hold`](Locator::hold) on.
-    held: Option<(Pid, Arc<Pagemap>)>,
+    /// Page maps that stay open, from [`hold`](Locator::hold) on.
+    held: Option<HashMap<Pid, Arc<Pagemap>>>,
 }
 
 impl Locator {
@@ -84,6 +92,7 @@ impl Locator {
             root: root.clone(),
             flags: KpageFlags::open(root).ok(),
             scans: true,
+            unscanned: (0, 1),
             nodes: PfnNodes::default(),
             uses_left: 0,
             entries: Vec::new(),
@@ -93,14 +102,10 @@ impl Locator {
         }
     }
 
-    /// Opens the page map of `pid` once for all that is looked up until [`let_go`].
-    /// Not for longer: a process may run another program meanwhile.
-    ///
-    /// [`let_go`]: Self::let_go
-    pub(super) fn hold(&mut self, pid: Pid) {
-        // If it cannot be opened now the look-up will say why.
-        let map = Pagemap::open(&self.root, pid).ok();
-        self.held = map.map(|map| (pid, Arc::new(map)));
+    /// Opens each page map once until [`let_go`](Self::let_go). One that stays open tells
+    /// nothing more once its process runs another program: not for long.
+    pub(super) fn hold(&mut self) {
+        self.held = Some(HashMap::new());
     }
 
     /// Closes what is held open.
@@ -108,11 +113,19 @@ impl Locator {
         self.held = None;
     }
 
-    fn map_of(&self, pid: Pid) -> io::Result<Arc<Pagemap>> {
-        match &self.held {
-            Some((of, map)) if *of == pid => Ok(Arc::clone(map)),
-            _ => Pagemap::open(&self.root, pid).map(Arc::new),
+    fn map_of(&mut self, pid: Pid) -> io::Result<Arc<Pagemap>> {
+        let open = || Pagemap::open(&self.root, pid).map(Arc::new);
+        let Some(held) = &mut self.held else {
+            return open();
+        };
+        if let Some(map) = held.get(&pid) {
+            return Ok(Arc::clone(map));
         }
+        let map = open()?;
+        if held.len() < MAPS_HELD {
+            held.insert(pid, Arc::clone(&map));
+        }
+        Ok(map)
     }
 
     /// Calls `each` for every page of `range` that is present, in order of
@@ -178,16 +191,29 @@ impl Locator {
         end: VirtAddr,
         want: Want,
     ) -> Vec<VirtAddr> {
-        match PageRange::new(start, end) {
-            Some(range) if want == Want::Folios && self.scans => {
-                map.huge_pages(range).unwrap_or_else(|e| {
-                    // Not this kernel; any other trouble the entries will tell of.
-                    self.scans = e.raw_os_error() != Some(libc::ENOTTY);
-                    Vec::new()
-                })
-            }
-            _ => Vec::new(),
+        let Some(range) = PageRange::new(start, end) else {
+            return Vec::new();
+        };
+        if want != Want::Folios || !self.scans {
+            return Vec::new();
         }
+        let (rest, next) = self.unscanned;
+        if let Some(rest) = rest.checked_sub(1) {
+            self.unscanned = (rest, next);
+            return Vec::new();
+        }
+        let found = map.huge_pages(range).unwrap_or_else(|e| {
+            // Not this kernel; any other trouble the entries will tell of.
+            self.scans = e.raw_os_error() != Some(libc::ENOTTY);
+            Vec::new()
+        });
+        // They are found either way: asking in vain is what is to be saved.
+        self.unscanned = if found.is_empty() {
+            (next, (next * 2).min(UNSCANNED_MOST))
+        } else {
+            (0, 1)
+        };
+        found
     }
 
     /// A huge page by its first entry; `None` if more has to be known.

@@ -91,6 +91,15 @@ impl Queue {
 
     /// Its folios of less and of more than [`HUGE_PAGES`].
     fn by_kind(self) -> [Self; 2] {
+        // Mostly all are of one.
+        let huge = self.items.iter().filter(|i| i.pages >= HUGE_PAGES).count();
+        let none = Self::new(self.pid, self.to, Vec::new());
+        if huge == 0 {
+            return [self, none];
+        }
+        if huge == self.items.len() {
+            return [none, self];
+        }
         let (huge, small) = (self.items.into_iter()).partition(|i| i.pages >= HUGE_PAGES);
         [small, huge].map(|items| Self::new(self.pid, self.to, items))
     }

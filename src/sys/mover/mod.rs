@@ -194,10 +194,7 @@ impl SysMover {
         let items = if turn.is_over() {
             None
         } else {
-            self.locator.hold(first.pid);
-            let found = self.find(moves, group, turn);
-            self.locator.let_go();
-            found
+            self.find(moves, group, turn)
                 .inspect_err(|e| {
                     tracing::warn!(pid = %first.pid, error = %e, "cannot see where its pages are: they stay");
                 })
@@ -262,6 +259,7 @@ impl PageMover for SysMover {
             room: HashMap::new(),
             busy: Vec::new(),
         };
+        self.locator.hold();
         for stretch in stretches(moves) {
             if stretch.begins_slice {
                 // What the slice before filled, demotions of this one may empty.
@@ -273,6 +271,7 @@ impl PageMover for SysMover {
                 .collect();
             self.carry_out(queues, &mut turn);
         }
+        self.locator.let_go();
         self.retry(&mut turn);
         self.cpu += thread_cpu_time().saturating_sub(cpu);
         Ok(MoveOutcome {

@@ -7,7 +7,8 @@ use crate::tiering::plan::{Direction, Move};
 use crate::units::Bytes;
 
 /// Bytes of moves from which on a slice of the plan ends before its next demotion.
-const SLICE_BYTES: Bytes = Bytes::from_mib(4);
+/// Each has calls of its own, so that they should not be small.
+const SLICE_BYTES: Bytes = Bytes::from_mib(16);
 /// Bytes of moves that are looked up and carried out together.
 const GROUP_BYTES: Bytes = Bytes::from_mib(16);
 
@@ -119,13 +120,16 @@ mod tests {
         }
     }
 
-    /// As `D` and `P` say, 8 MiB each: more than a slice needs.
+    /// As `D` and `P` say, each as much as a slice needs.
     fn moves(directions: &str) -> Vec<Move> {
         let way = |c| match c {
             'P' => Direction::Promotion,
             _ => Direction::Demotion,
         };
-        let asked = |c| asked(1, 0, 3, 0, way(c));
+        let asked = |c| Move {
+            limit: SLICE_BYTES,
+            ..asked(1, 0, 3, 0, way(c))
+        };
         directions.chars().map(asked).collect()
     }
 
@@ -157,7 +161,7 @@ mod tests {
         // Small ones go together.
         let mut small = moves("PDPDPDP");
         for m in &mut small {
-            m.limit = Bytes::from_mib(1);
+            m.limit = Bytes(SLICE_BYTES.0 / 4);
         }
         assert_eq!(slices(&small).collect::<Vec<_>>(), [0..1, 1..5, 5..7]);
     }
@@ -172,7 +176,8 @@ mod tests {
             [
                 (vec![vec![0]], true),
                 (vec![vec![1], vec![2]], true),
-                (vec![vec![3], vec![4, 5]], true),
+                (vec![vec![3], vec![4]], true),
+                (vec![vec![5]], false),
                 (vec![vec![6]], false),
             ]
         );
