@@ -33,6 +33,8 @@ const FAST: NodeId = NodeId(0);
 const REGION: u64 = HUGE_PAGE_BYTES;
 /// Rounds beside the first, which warms up.
 const ROUNDS: usize = 7;
+/// Rounds of the mover alone in which it finds out how many threads are best.
+const TRIALS: usize = 12;
 
 /// One piece of work: each range goes from the first node to the second.
 type Ways = Vec<(PageRange, NodeId, NodeId)>;
@@ -208,6 +210,12 @@ fn compare(what: &str, target: &mut Target, huge: bool, there: &Ways, back: &Way
         // By mover and way.
         let mut legs: [[Vec<Leg>; 2]; 2] = Default::default();
         let both = there.len() > 1;
+        if threads == Threads::Measured {
+            for _ in 0..TRIALS {
+                movers[1].run(target, there, huge);
+                movers[1].run(target, back, huge);
+            }
+        }
         for round in 0..=ROUNDS {
             for at in [0, 1, 1, 0] {
                 for (leg, ways) in [there, back].into_iter().enumerate() {

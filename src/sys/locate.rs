@@ -8,8 +8,10 @@ use std::collections::HashMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::kpageflags::{Flags, KpageFlags};
+use super::large_folios::smallest_anonymous_order;
 use super::move_pages::{self, Status};
 use super::pagemap::{self, Entry, Pagemap, Pfn, PfnNodes};
 use super::root::Root;
@@ -21,6 +23,8 @@ const CHUNK_PAGES: u64 = 4096;
 /// memory was added or removed.
 const NODE_MAP_USES: u32 = 4096;
 
+/// How small large folios may be is asked again after so long.
+const ORDER_LASTS: Duration = Duration::from_secs(10);
 /// Page maps held open at most.
 const MAPS_HELD: usize = 64;
 /// Chunks at most that are not asked for huge pages after others that had none.
@@ -82,6 +86,8 @@ pub(super) struct Locator {
     frames: Vec<Option<Flags>>,
     /// A zero page that was met.
     zero: Option<Pfn>,
+    /// [`smallest_anonymous_order`], and when it was asked.
+    order: Option<(u8, Instant)>,
     /// Page maps that stay open, from [`hold`](Locator::hold) on.
     held: Option<HashMap<Pid, Arc<Pagemap>>>,
 }
@@ -98,6 +104,7 @@ impl Locator {
             entries: Vec::new(),
             frames: Vec::new(),
             zero: None,
+            order: None,
             held: None,
         }
     }
@@ -145,6 +152,10 @@ impl Locator {
             self.uses_left = NODE_MAP_USES;
         }
         self.uses_left -= 1;
+        let is_old = |&(_, asked): &(u8, Instant)| asked.elapsed() >= ORDER_LASTS;
+        if want == Want::Folios && self.order.as_ref().is_none_or(is_old) {
+            self.order = Some((smallest_anonymous_order(&self.root), Instant::now()));
+        }
         let map = match self.map_of(pid) {
             Ok(map) => map,
             Err(e) if pagemap::is_gone(&e) => return Ok(()),
@@ -256,7 +267,23 @@ impl Locator {
         let mut span = (0..0, NodeId(0));
         let mut index = 0;
         while index < self.entries.len() {
-            if !self.entries[index].present() {
+            let entry = self.entries[index];
+            if !entry.present() {
+                index += 1;
+                continue;
+            }
+            if self.alone(index).is_some_and(|pfn| span.0.contains(&pfn.0)) {
+                // As most are.
+                let page = Page {
+                    addr: VirtAddr(start.0 + ((index as u64) << PAGE_SHIFT)),
+                    node: span.1,
+                    exclusive: true,
+                    frame: None,
+                    pages: 1,
+                };
+                if each(page).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
                 index += 1;
                 continue;
             }
@@ -297,6 +324,18 @@ impl Locator {
         ask(pid, &unplaced, each)
     }
 
+    /// The frame of an exclusive page between two that lie elsewhere.
+    fn alone(&self, index: usize) -> Option<Pfn> {
+        let &[before, entry, after] = self.entries.get(index.checked_sub(1)?..index + 2)? else {
+            return None;
+        };
+        let pfn = entry.pfn().filter(|_| entry.exclusive())?;
+        let is_next =
+            |a: Option<Pfn>, b: Option<Pfn>| a.zip(b).is_some_and(|(a, b)| a.0 + 1 == b.0);
+        let goes_on = is_next(before.pfn(), Some(pfn)) || is_next(Some(pfn), after.pfn());
+        (!goes_on).then_some(pfn)
+    }
+
     /// How many entries from `index` on lie on adjacent frames, at least one.
     /// Leaves their flags in `self.frames`, where they are wanted and can be had: a
     /// page between two that lie elsewhere is a folio by itself, or all that can be
@@ -314,16 +353,23 @@ impl Locator {
         let is_cut = length == RUN || index + length == self.entries.len();
         let is_alone = length == 1 && !is_cut && !self.goes_on(index, first);
         // Only a page that others may map too can be the zero page.
-        let wanted =
-            want == Want::Folios && !is_alone || entries[..length].iter().any(|e| !e.exclusive());
-        if let (Some(first), Some(flags), true) = (first, &self.flags, wanted)
-            && self.zero != Some(first)
-        {
-            let mut read = [Flags::default(); RUN];
-            flags.read(first, &mut read[..length])?;
-            for (frame, flags) in self.frames.iter_mut().zip(read) {
-                *frame = Some(flags);
-            }
+        let may_be_zero = entries[..length].iter().any(|e| !e.exclusive());
+        let wanted = want == Want::Folios && !is_alone || may_be_zero;
+        let Some((first, flags)) = first.zip(self.flags.as_ref()).filter(|_| wanted) else {
+            return Ok(length);
+        };
+        if self.zero == Some(first) {
+            return Ok(length);
+        }
+        let is_anonymous = !may_be_zero && entries[..length].iter().all(|e| !e.file_or_shared());
+        if let (true, Some((order, _))) = (is_anonymous, self.order) {
+            anonymous_flags(flags, first, order, &mut self.frames)?;
+            return Ok(length);
+        }
+        let mut read = [Flags::default(); RUN];
+        flags.read(first, &mut read[..length])?;
+        for (frame, flags) in self.frames.iter_mut().zip(read) {
+            *frame = Some(flags);
         }
         Ok(length)
     }
@@ -407,6 +453,35 @@ impl Locator {
         })?;
         Ok((pages, skipped))
     }
+}
+
+/// Of adjacent frames of anonymous memory from `first` on, which are tails. Folios of
+/// several are naturally aligned and have `1 << order` frames at least. So any frame of
+/// a block of as many, but its first, tells for all of them but the first, which may be
+/// the head.
+fn anonymous_flags(
+    flags: &KpageFlags,
+    first: Pfn,
+    order: u8,
+    frames: &mut [Option<Flags>],
+) -> io::Result<()> {
+    let block = 1_u64 << order;
+    let mut begin = first.0;
+    let mut rest = frames;
+    while !rest.is_empty() {
+        let left = block - begin % block;
+        let count = usize::try_from(left).map_or(rest.len(), |left| left.min(rest.len()));
+        let (part, after) = rest.split_at_mut(count);
+        // The block's first frame and another one, or just one.
+        let mut read = [Flags::default(); 2];
+        let told = if left == block { count.min(2) } else { 1 };
+        flags.read(Pfn(begin), &mut read[..told])?;
+        part.fill(Some(read[told - 1]));
+        part[0] = Some(read[0]);
+        begin += count as u64;
+        rest = after;
+    }
+    Ok(())
 }
 
 /// Asks the kernel for pages whose frame tells nothing.

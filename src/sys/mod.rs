@@ -6,6 +6,7 @@ pub mod clock;
 pub mod damon;
 mod frames;
 pub mod kpageflags;
+mod large_folios;
 mod locate;
 pub mod move_pages;
 pub mod mover;

@@ -72,7 +72,8 @@ fn of_either(root: &Root, zones: &str, node: NodeId) -> Result<NodeUsage, PortEr
     }
 }
 
-fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
+/// Free memory of one node without the lists of each CPU, and no reserve: cheaper.
+pub(super) fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
     let path = root.sys(format!("devices/system/node/node{node}/meminfo"));
     let meminfo = text::read(&path)?;
     let field = |key: &str| {

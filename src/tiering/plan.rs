@@ -169,14 +169,16 @@ pub struct RangeResult {
     /// Pages that are there now, at most; if they know of all.
     pub left: u64,
     tried: u64,
+    /// Not tried, for want of room or time.
+    untried: u64,
     shared: u64,
     refused: u64,
 }
 
 impl RangeResult {
-    /// Whether nothing of it could be moved.
+    /// Whether nothing of it could be moved, and that is not for want of room or time.
     pub fn is_stuck(&self) -> bool {
-        self.tried == 0 && self.refused + self.shared > 0
+        self.tried + self.untried == 0 && self.refused + self.shared > 0
     }
 
     /// Whether that is only because another process maps its pages too.
@@ -220,12 +222,14 @@ impl MoveOutcome {
                     is_whole: false,
                     left: 0,
                     tried: 0,
+                    untried: 0,
                     shared: 0,
                     refused: 0,
                 });
             range.is_whole |= result.is_whole;
             range.left += pages.left();
             range.tried += pages.moved + pages.busy;
+            range.untried += pages.no_room + pages.deferred;
             range.shared += pages.shared;
             range.refused += pages.refused + pages.pinned;
         }

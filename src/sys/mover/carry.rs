@@ -3,7 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::residency;
 use super::batch::{self, Call, Done, Fate, Item};
 use super::refused::Held;
 use super::{SysMover, Turn};
@@ -11,12 +10,6 @@ use crate::ports::{FolioPace, Threads};
 use crate::tiering::moving::{CallCost, ThreadChoice};
 use crate::units::{Bytes, Nanos, NodeId, Pid};
 
-/// What is free is read again after so long at least.
-const ROOM_LASTS: Duration = Duration::from_millis(50);
-/// What others take of it at most, in bytes per second: some threads that touch new memory.
-const TAKEN_PER_SECOND: f64 = 4e9;
-/// Beyond that it makes no difference.
-const TAKEN_MOST: f64 = 1e12;
 /// No batch has more bytes than the rate lets through in so much time.
 const RATE_SLICE: Nanos = Nanos::from_millis(100);
 /// Pages of a folio from which on it counts as huge: its copy dominates.
@@ -105,15 +98,6 @@ impl Queue {
     }
 }
 
-/// What a destination can take, as last read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
-    left: Bytes,
-    read_at: Instant,
-    /// How long that holds, since others use memory too.
-    lasts: Duration,
-}
-
 /// A call to be: so many of a queue's folios, from the first one not yet tried on.
 struct Part {
     queue: usize,
@@ -176,14 +160,14 @@ impl SysMover {
 
     /// The next calls, one for each thread at most: of each queue in turns.
     fn parts(
-        &self,
+        &mut self,
         queues: &mut [Queue],
         is_huge: bool,
         threads: usize,
         turn: &mut Turn,
     ) -> Vec<Part> {
-        let kind = if is_huge { &self.huge } else { &self.small };
-        let size = kind.cost.batch(turn.limits.call_time);
+        let kind = self.kind(is_huge);
+        let (size, least) = (kind.cost.batch(turn.limits.call_time), kind.part);
         let open = |queue: &Queue| !queue.ended && !queue.rest().is_empty();
         let live = queues.iter().filter(|q| open(q)).count();
         if live == 0 {
@@ -195,7 +179,7 @@ impl SysMover {
             .iter()
             .map(|queue| {
                 let rest = queue.rest().len();
-                let helpers = (threads / width).min(rest / kind.part).max(1);
+                let helpers = (threads / width).min(rest / least).max(1);
                 // Calls of one size: no small one at the end.
                 rest.div_ceil(rest.div_ceil(size).max(helpers).max(1))
             })
@@ -204,8 +188,7 @@ impl SysMover {
         let order: Vec<usize> = (0..queues.len()).filter(|&at| open(&queues[at])).collect();
         for &at in order.iter().take(width).cycle().take(threads) {
             let queue = &queues[at];
-            if !open(queue) || parts.iter().any(|p: &Part| p.queue == at) && shares[at] < kind.part
-            {
+            if !open(queue) || parts.iter().any(|p: &Part| p.queue == at) && shares[at] < least {
                 continue;
             }
             let reserved: Bytes = parts
@@ -275,7 +258,7 @@ impl SysMover {
         took
     }
 
-    fn take_in(&mut self, call: &Call<'_>, done: &Done, turn: &mut Turn) {
+    pub(super) fn take_in(&mut self, call: &Call<'_>, done: &Done, turn: &mut Turn) {
         let &Call { pid, to, items } = call;
         let mut moved = Bytes::ZERO;
         for (item, fate) in items.iter().zip(&done.fates) {
@@ -310,7 +293,13 @@ impl SysMover {
     }
 
     /// Bytes that may go to a node now, when so many want to.
-    pub(super) fn room_for(&self, pid: Pid, to: NodeId, wanted: Bytes, turn: &mut Turn) -> Bytes {
+    pub(super) fn room_for(
+        &mut self,
+        pid: Pid,
+        to: NodeId,
+        wanted: Bytes,
+        turn: &mut Turn,
+    ) -> Bytes {
         if turn.is_over()
             || turn.gone.contains(&pid)
             || turn.forbidden.contains(&(pid, to))
@@ -320,30 +309,11 @@ impl SysMover {
         }
         let known = turn.room.get(&to).copied();
         let room = match known {
-            Some(room) if room.left >= wanted && room.read_at.elapsed() < room.lasts => room,
-            _ => self.read_room(to, known),
+            Some(room) if room.holds(wanted) => room,
+            _ => self.rooms.read(to, wanted, known),
         };
         turn.room.insert(to, room);
         room.left
-    }
-
-    fn read_room(&self, to: NodeId, known: Option<Room>) -> Room {
-        let begin = Instant::now();
-        let left = match residency::usage_of(&self.root, to) {
-            Ok(usage) => usage.free.saturating_sub(usage.reserve),
-            // A node that cannot be read is left to the kernel's own answer.
-            Err(_) => known.map_or(Bytes(u64::MAX), |room| room.left),
-        };
-        let read_at = Instant::now();
-        // A machine of many CPUs tells of each: that is to be no more than one per cent,
-        // unless there is so little that others may have taken it.
-        let taken = Duration::from_secs_f64(left.as_f64().min(TAKEN_MOST) / TAKEN_PER_SECOND);
-        let lasts = ROOM_LASTS.max(taken.min(100 * (read_at - begin)));
-        Room {
-            left,
-            read_at,
-            lasts,
-        }
     }
 }
 

@@ -26,6 +26,7 @@
 mod batch;
 mod carry;
 mod refused;
+mod room;
 mod slices;
 
 use std::collections::{HashMap, HashSet};
@@ -34,9 +35,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use self::batch::{Call, Fate, Item};
-use self::carry::{Kind, Queue, Room};
+use self::batch::{Call, Item};
+use self::carry::{Kind, Queue};
 use self::refused::{Held, Refused};
+use self::room::{Room, Rooms};
 use self::slices::stretches;
 use super::clock::thread_cpu_time;
 use super::locate::Locator;
@@ -52,8 +54,8 @@ const LONGEST_WALK: Bytes = Bytes::from_mib(1024);
 /// The kernel's page mover.
 #[derive(Debug)]
 pub struct SysMover {
-    root: Root,
     locator: Locator,
+    rooms: Rooms,
     refused: Refused,
     /// Where a walk through a process for pages on a node goes on.
     walks: HashMap<(Pid, NodeId), VirtAddr>,
@@ -80,6 +82,10 @@ struct Turn {
     /// Whether all of each move's range was looked through.
     whole: Vec<bool>,
     room: HashMap<NodeId, Room>,
+    /// Where the search for the last move of a range and node ended, since the next one
+    /// wants other pages, and whether it had begun where the range does. So nothing is
+    /// found twice.
+    ends: HashMap<(Pid, PageRange, NodeId), (VirtAddr, bool)>,
     busy: Vec<(Pid, NodeId, Item)>,
 }
 
@@ -101,8 +107,8 @@ impl SysMover {
     /// A mover that has moved nothing yet.
     pub fn new(root: &Root) -> Self {
         Self {
-            root: root.clone(),
             locator: Locator::new(root),
+            rooms: Rooms::new(root),
             refused: Refused::default(),
             walks: HashMap::new(),
             small: Kind::small(),
@@ -130,12 +136,10 @@ impl SysMover {
     fn find(&mut self, moves: &[Move], group: &[usize], turn: &mut Turn) -> io::Result<Vec<Item>> {
         let mut items = Vec::new();
         let mut found = Vec::new();
-        // Where the search for the last move of a range ended, since the next one wants
-        // other pages, and whether it had begun where the range does.
-        let mut ends: HashMap<PageRange, (VirtAddr, bool)> = HashMap::new();
         for &index in group {
             let asked = &moves[index];
-            let (start, from_start) = ends.get(&asked.range).copied().unwrap_or_else(|| {
+            let search = (asked.pid, asked.range, asked.from);
+            let (start, from_start) = turn.ends.get(&search).copied().unwrap_or_else(|| {
                 let start = self.walk_start(asked);
                 (start, start == asked.range.start())
             });
@@ -169,7 +173,7 @@ impl SysMover {
             }
             let last = found.last().filter(|_| is_enough);
             let end = last.and_then(|f| f.addr.checked_add(Bytes::from_pages(f.pages)));
-            ends.insert(asked.range, (end.unwrap_or(part.end()), from_start));
+            (turn.ends).insert(search, (end.unwrap_or(part.end()), from_start));
             items.extend(found.iter().map(|f| Item {
                 index,
                 addr: f.addr,
@@ -221,22 +225,21 @@ impl SysMover {
             if self.room_for(pid, to, bytes, turn) < bytes {
                 continue;
             }
-            let done = batch::call(&Call {
+            let call = Call {
                 pid,
                 to,
                 items: &[item],
-            });
+            };
+            let done = batch::call(&call);
             self.calls += 1;
             turn.longest = turn.longest.max(done.elapsed);
-            if done.fates == [Fate::Moved] {
-                let counts = &mut turn.counts[item.index];
-                counts.busy = counts.busy.saturating_sub(item.pages);
-                counts.moved += item.pages;
-                turn.moved += Bytes::from_pages(item.pages);
-            } else {
-                // Pinned for long, it seems.
-                self.refused.remember(pid, item.addr, Held::Pinned);
-            }
+            let counts = &mut turn.counts[item.index];
+            counts.busy = counts.busy.saturating_sub(item.pages);
+            self.take_in(&call, &done, turn);
+        }
+        for (pid, _, item) in std::mem::take(&mut turn.busy) {
+            // Pinned for long, it seems.
+            self.refused.remember(pid, item.addr, Held::Pinned);
         }
     }
 }
@@ -257,6 +260,7 @@ impl PageMover for SysMover {
             counts: vec![PageCounts::default(); moves.len()],
             whole: vec![false; moves.len()],
             room: HashMap::new(),
+            ends: HashMap::new(),
             busy: Vec::new(),
         };
         self.locator.hold();
