@@ -40,7 +40,7 @@ pub const WORTH: f64 = 1.1;
 /// Pairs of stretches before a trial can end.
 const PAIRS_MIN: usize = 4;
 /// Pairs after which it ends.
-const PAIRS_MAX: usize = 12;
+const PAIRS_MAX: usize = 24;
 /// Standard errors that make sure.
 const SURE: f64 = 2.0;
 /// Stretches between two trials, at first and at most.
