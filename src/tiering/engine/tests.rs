@@ -217,6 +217,33 @@ fn what_came_meanwhile_is_not_forgotten() {
 }
 
 #[test]
+fn what_had_no_room_or_time_is_not_stuck() {
+    let (_, plan) = warmed_up(tiers(None));
+    let of = |shared, no_room, deferred| {
+        let pages = PageCounts {
+            shared,
+            no_room,
+            deferred,
+            ..PageCounts::default()
+        };
+        let result = MoveResult {
+            asked: plan.moves[0].clone(),
+            pages,
+            is_whole: true,
+        };
+        let outcome = MoveOutcome {
+            results: vec![result],
+            ..MoveOutcome::default()
+        };
+        let range = outcome.of_ranges()[0];
+        (range.is_stuck(), range.is_shared())
+    };
+    assert_eq!(of(512, 0, 0), (true, true));
+    assert_eq!(of(1, 511, 0), (false, false));
+    assert_eq!(of(1, 0, 511), (false, false));
+}
+
+#[test]
 fn neighbours_that_are_surely_apart_merge_only_when_there_are_too_many() {
     let engine = Engine::new(EngineSettings::default(), tiers(None), 1);
     assert!(engine.thresholds(0.0).surely < 3.0);
