@@ -122,13 +122,17 @@ impl Adaptive {
         }
         // Back to what it begins with it comes more easily than beyond.
         let enough = if self.budget < first { 0.2 } else { 0.5 };
-        let left = self.lasting.told();
-        if !self.asked.is_zero() && left.is_some_and(|left| left < DISAPPOINTS) {
+        let told = self.lasting.told(view.epoch);
+        // What was looked up long ago is no reason to go on halving.
+        let disappoints = told.is_some_and(|told| told.is_new && told.left < DISAPPOINTS);
+        let (left, asked) = (told.map_or(0.0, |told| told.left), self.asked.0);
+        if !self.asked.is_zero() && disappoints {
             self.budget = Bytes(self.budget.0 / 2).max(first.min(self.budget));
-        } else if deferred.0 > self.asked.0 / 8 {
+        } else if deferred.0 > asked / 8 {
             self.budget = moved.max(Bytes(self.budget.0 / 2));
-        } else if self.asked.0 > self.budget.0 / 8 * 7
-            && self.lasts.min(left.unwrap_or(0.0)) >= enough
+        } else if asked > self.budget.0 / 8 * 7
+            && moved.0 >= asked / 2
+            && self.lasts.min(left) >= enough
         {
             self.budget = Bytes(self.budget.0.saturating_mul(GROWS));
         }

@@ -154,6 +154,66 @@ fn the_budget_grows_while_all_of_it_is_moved_and_that_lasts() {
     assert!(last < Bytes::from_mib(4), "{last}");
 }
 
+/// What is planned in each epoch, in MiB, of a target whose regions are as `heat` says, where
+/// `moved` tells how much of a plan was moved. Nothing stays where it was moved.
+fn budgets(
+    epochs: std::ops::Range<u64>,
+    heat: impl Fn(u64) -> Vec<(f32, u32)>,
+    moved: impl Fn(Bytes) -> Bytes,
+) -> Vec<u64> {
+    let settings = AdaptiveSettings {
+        first_bytes: Bytes::from_mib(4),
+        moving_limit: 1.0,
+        ..AdaptiveSettings::default()
+    };
+    let mut policy = Adaptive::new(settings);
+    let mut done = Done::default();
+    epochs
+        .map(|epoch| {
+            let regions = regions(&heat(epoch));
+            let scene = Scene {
+                epoch,
+                done,
+                ..Scene::of(&regions, [1000; 4])
+            };
+            let moves = testing::decide(&mut policy, scene, ALL);
+            let planned: Bytes = moves.iter().map(|m| m.limit).sum();
+            done = Done {
+                moved: moved(planned),
+                deferred: Bytes::ZERO,
+                cost: Nanos(planned.0 / 4),
+            };
+            planned.0 / MIB
+        })
+        .collect()
+}
+
+#[test]
+fn the_budget_does_not_grow_on_what_was_not_moved() {
+    let hot = |_| vec![(3.0, 3); 400];
+    let all = budgets(1..6, hot, |planned| planned);
+    assert_eq!(all, [4, 32, 256, 800, 800]);
+    // Every node is full: what would have lasted says nothing of the budget.
+    assert_eq!(budgets(1..6, hot, |_| Bytes::ZERO), [4; 5]);
+}
+
+#[test]
+fn one_plan_that_disappoints_does_not_take_the_budget_away_for_ever() {
+    let heat = |epoch| {
+        let all = if (4..5).contains(&epoch) { 3.0 } else { 0.0 };
+        let big = if epoch < 4 { 3.0 } else { all };
+        let big = if epoch > 12 { 3.0 } else { big };
+        let mut list = vec![(big, 3); 400];
+        list.push((3.0, 3));
+        list
+    };
+    let planned = budgets(1..16, heat, |planned| planned);
+    // The plan of the fourth epoch is gone in the fifth; one region goes on.
+    assert_eq!(planned[4..12], [2; 8], "{planned:?}");
+    // It is halved for that plan, and not again for each one after it.
+    assert!(planned[12] >= 100, "{planned:?}");
+}
+
 #[test]
 fn a_page_that_was_dear_does_not_keep_a_hot_set_where_it_is() {
     let mut policy = adaptive();
@@ -261,6 +321,46 @@ fn what_one_target_does_says_nothing_of_another() {
             assert_eq!(whose, [TargetId(2); 2], "{epoch}");
         }
     }
+}
+
+#[test]
+fn what_is_not_worth_moving_of_one_target_does_not_shrink_the_budget_of_another() {
+    let mut policy = Adaptive::new(AdaptiveSettings {
+        first_bytes: Bytes::from_mib(4),
+        moving_limit: 1.0,
+        ..AdaptiveSettings::default()
+    });
+    let lasting = regions(&[(3.0, 3); 400]);
+    let mut done = Done::default();
+    let mut most = Bytes::ZERO;
+    for epoch in 1..60_usize {
+        let hot = |at: usize| if at / 50 == epoch % 8 { 3.0 } else { 0.0 };
+        let list: Vec<(f32, u32)> = (0..400).map(|at| (hot(at), 3)).collect();
+        let jumping = regions(&list);
+        let scene = Scene {
+            epoch: epoch as u64,
+            done,
+            ..Scene::of(&jumping, [2000, 0, 0, 0])
+        };
+        // There is nothing to do for it until the other has been understood.
+        let hot_now = if epoch > 40 {
+            lasting.as_slice()
+        } else {
+            &lasting[..1]
+        };
+        let beside = [(hot_now, Share::default())];
+        let moves = testing::decide_beside(&mut policy, scene, Share::default(), &beside, ALL);
+        let planned: Bytes = moves.iter().map(|m| m.limit).sum();
+        done = Done {
+            moved: planned,
+            deferred: Bytes::ZERO,
+            cost: Nanos(planned.0 / 4),
+        };
+        if epoch > 40 {
+            most = most.max(planned);
+        }
+    }
+    assert!(most >= Bytes::from_mib(800), "{most}");
 }
 
 #[test]

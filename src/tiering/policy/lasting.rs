@@ -26,7 +26,7 @@
 //! **Properties** (tests below): the area is between none and the horizon; noise has none,
 //! and says nothing of what is much hotter.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::tiering::observation::TargetId;
 use crate::units::VirtAddr;
@@ -41,6 +41,8 @@ const KEPT: f64 = 0.8;
 const LEAST_SHARE: f64 = 0.125;
 /// What is left of noise, at most: it counts as nothing.
 const NOISE: f64 = 0.2;
+/// Epochs for which a verdict on a plan is new.
+const NEW_FOR: u64 = 2;
 /// Plans that are held to have lasted before any was looked up.
 const PRIOR: f64 = 2.0;
 
@@ -79,6 +81,8 @@ pub(super) struct Trade {
     pub(super) promised: f64,
     /// How much hotter it is.
     pub(super) margin: Margin,
+    /// Whether the plan makes it, and not only thinks of it.
+    pub(super) is_made: bool,
 }
 
 /// A plan, as far as it is remembered.
@@ -94,11 +98,22 @@ pub(super) struct Plan {
     pub(super) is_telling: bool,
 }
 
+/// What became of what the last plans moved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Told {
+    /// What was left of what was promised, as a share of it.
+    pub(super) left: f64,
+    /// Looked up just now, or an epoch ago.
+    pub(super) is_new: bool,
+}
+
 /// The exchanges of a plan.
 #[derive(Clone, Debug)]
 struct Noted {
     epoch: u64,
     is_telling: bool,
+    /// Targets of which it moves something up.
+    moves: HashSet<TargetId>,
     trades: Vec<Trade>,
     /// Shares of what might have been moved.
     wanted: HashMap<Kind, f64>,
@@ -161,9 +176,9 @@ pub(super) struct Lasting {
     plans: VecDeque<Noted>,
     /// Of each target of which anything was looked up.
     curves: HashMap<TargetId, Curves>,
-    /// What was left of the last telling plans an epoch later, as shares of what they
-    /// promised; the newest first.
-    told: [Option<f64>; 2],
+    /// When the last telling plans were looked up an epoch later, and what was left of what
+    /// they promised of the targets of which they moved something; the newest first.
+    told: [Option<(u64, f64)>; 2],
 }
 
 /// One for each margin.
@@ -187,6 +202,9 @@ impl Lasting {
             epoch,
             is_telling,
             weights: weights.collect(),
+            moves: (trades.iter().filter(|trade| trade.is_made))
+                .map(|trade| trade.hot.0)
+                .collect(),
             wanted,
             trades,
         });
@@ -207,6 +225,8 @@ impl Lasting {
                 continue;
             };
             let mut sums: HashMap<Kind, (f64, f64)> = HashMap::new();
+            // Of the targets of which it moved something.
+            let mut made = (0.0, 0.0);
             for trade in &plan.trades {
                 let cold = match trade.cold {
                     Some((target, addr)) => worth(target, addr),
@@ -215,16 +235,17 @@ impl Lasting {
                 let hot = worth(trade.hot.0, trade.hot.1);
                 if let (Some(hot), Some(cold)) = (hot, cold) {
                     let (promised, left) = sums.entry(trade.kind()).or_default();
-                    *promised += trade.bytes * trade.promised;
-                    *left += trade.bytes * (hot - cold);
+                    let of_trade = [trade.promised, hot - cold].map(|worth| trade.bytes * worth);
+                    *promised += of_trade[0];
+                    *left += of_trade[1];
+                    if plan.moves.contains(&trade.hot.0) {
+                        made.0 += of_trade[0];
+                        made.1 += of_trade[1];
+                    }
                 }
             }
-            if lag == 0 && plan.is_telling {
-                let promised: f64 = sums.values().map(|sum| sum.0).sum();
-                let left: f64 = sums.values().map(|sum| sum.1).sum();
-                if promised > 0.0 {
-                    self.told = [Some(left / promised), self.told[0]];
-                }
+            if lag == 0 && plan.is_telling && made.0 > 0.0 {
+                self.told = [Some((epoch, made.1 / made.0)), self.told[0]];
             }
             for (kind, (promised, left)) in sums {
                 if promised > 0.0 {
@@ -277,10 +298,21 @@ impl Lasting {
         (seen + tail).min(horizon as f64)
     }
 
-    /// What was left an epoch later of one of the last two plans, of which less was: as a
-    /// share of what it promised. Beyond what is known of curves, which go on hoping.
-    pub(super) fn told(&self) -> Option<f64> {
-        self.told.into_iter().flatten().reduce(f64::min)
+    /// What was left an epoch later of what the last two telling plans promised, of the one
+    /// of which less was, if they were looked up lately; and whether one was just now. Beyond
+    /// what is known of curves, which go on hoping.
+    pub(super) fn told(&self, epoch: u64) -> Option<Told> {
+        let lasts = LAGS[LAGS.len() - 1];
+        let recent = (self.told.into_iter().flatten()).filter(|(at, _)| at + lasts >= epoch);
+        recent
+            .map(|(at, left)| Told {
+                left,
+                is_new: at + NEW_FOR > epoch,
+            })
+            .reduce(|a, b| Told {
+                left: a.left.min(b.left),
+                is_new: a.is_new || b.is_new,
+            })
     }
 
     /// What is left after an epoch, as a share of what was promised.
@@ -316,6 +348,7 @@ mod tests {
                 bytes: 1.0,
                 promised: 1.0,
                 margin: Margin::Large,
+                is_made: true,
             };
             lasting.note(plan(epoch, trade, 1.0));
         }
@@ -362,6 +395,7 @@ mod tests {
                 bytes: 1.0,
                 promised: 1.0,
                 margin: Margin::of(0.1),
+                is_made: true,
             };
             lasting.note(plan(epoch, trade, 1.0));
         }
@@ -384,6 +418,7 @@ mod tests {
                 bytes: if epoch % 8 == 0 { 1.0 } else { 0.01 },
                 promised: 1.0,
                 margin: Margin::Large,
+                is_made: true,
             };
             lasting.note(plan(epoch, trade, 1.0));
             if epoch > 100 {
@@ -396,18 +431,37 @@ mod tests {
     #[test]
     fn of_two_plans_that_which_lasted_less_is_told() {
         let mut lasting = Lasting::default();
+        let trade = |epoch, is_made| Trade {
+            hot: (TargetId(if is_made { ID.0 } else { 2 }), VirtAddr(epoch)),
+            cold: None,
+            bytes: 1.0,
+            promised: 1.0,
+            margin: Margin::Large,
+            is_made,
+        };
+        let told = |left, is_new| Some(Told { left, is_new });
         let least = [None, Some(0.9), Some(0.1), Some(0.1), Some(0.7)];
         for ((epoch, left), least) in (1..).zip([1.0, 0.9, 0.1, 0.8, 0.7]).zip(least) {
-            lasting.follow(epoch, |_, _| Some(left));
-            let trade = Trade {
-                hot: (ID, VirtAddr(epoch)),
-                cold: None,
-                bytes: 1.0,
-                promised: 1.0,
-                margin: Margin::Large,
+            // Targets of which nothing was moved are not asked.
+            let worth = |target, _| Some(if target == ID { left } else { -1.0 });
+            lasting.follow(epoch, worth);
+            let least = least.and_then(|least| told(least, true));
+            assert_eq!(lasting.told(epoch), least, "{epoch}");
+            lasting.note(Plan {
+                trades: vec![trade(epoch, true), trade(100 + epoch, false)],
+                ..plan(epoch, trade(epoch, true), 1.0)
+            });
+        }
+        // It is new for two epochs, and is not told for ever.
+        for epoch in 6..30 {
+            lasting.follow(epoch, |_, _| Some(0.8));
+            let expected = match epoch {
+                6..=7 => told(0.7, true),
+                8..=13 => told(0.7, false),
+                14 => told(0.8, false),
+                _ => None,
             };
-            assert_eq!(lasting.told(), least, "{epoch}");
-            lasting.note(plan(epoch, trade, 1.0));
+            assert_eq!(lasting.told(epoch), expected, "{epoch}");
         }
     }
 
@@ -424,6 +478,7 @@ mod tests {
                 bytes: allowed,
                 promised: 1.0,
                 margin: Margin::Large,
+                is_made: true,
             };
             lasting.note(plan(epoch, trade, allowed));
         }
@@ -439,6 +494,7 @@ mod tests {
             bytes: 1.0,
             promised: 1.0,
             margin: Margin::Large,
+            is_made: true,
         };
         lasting.note(plan(1, trade, 1.0));
         lasting.follow(2, |_, addr| (addr.0 == 0).then_some(0.0));

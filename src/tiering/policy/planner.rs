@@ -232,12 +232,12 @@ impl<'a, 'v> Planner<'a, 'v> {
         let seconds = self.terms.seconds[kind.0][kind.1];
         if (gain - lost) * seconds < self.worth.settings.payback * cost {
             if !self.terms.thought.is_zero() {
-                self.remember(place, loser, bytes, margin);
+                self.remember((place, loser), bytes, margin, false);
             }
             self.terms.thought = self.terms.thought.saturating_sub(moved);
             return Exchange::CostsMore;
         }
-        self.remember(place, loser, bytes, margin);
+        self.remember((place, loser), bytes, margin, true);
         self.lasts += self.terms.first[kind.0][kind.1] * moved.as_f64();
         if let Some(Victim {
             place,
@@ -406,8 +406,14 @@ impl<'a, 'v> Planner<'a, 'v> {
             .find_map(|slower| self.free.roomiest(slower))
     }
 
-    /// Notes an exchange to be looked up later, every so many bytes.
-    fn remember(&mut self, place: Place, victim: Option<Victim>, bytes: Bytes, margin: Margin) {
+    /// Notes an exchange, made or not, to be looked up later, every so many bytes.
+    fn remember(
+        &mut self,
+        (place, victim): (Place, Option<Victim>),
+        bytes: Bytes,
+        margin: Margin,
+        is_made: bool,
+    ) {
         if self.until_next > bytes.0 {
             self.until_next -= bytes.0;
             return;
@@ -426,6 +432,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             bytes: bytes.0.max(self.each) as f64,
             promised: self.worth.mean(place) - less,
             margin,
+            is_made,
         });
     }
 }
