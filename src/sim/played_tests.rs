@@ -74,6 +74,18 @@ fn a_folio_has_the_touches_of_its_pages() {
 }
 
 #[test]
+fn what_overlaps_like_stairs_is_added_up() {
+    let stairs: Vec<_> = (0..300).map(|at| (pages(at, 50), 1.0)).collect();
+    let played = collected(&[(1.0, &stairs)], 0);
+    let touches = &touches(&played)[0];
+    assert_eq!(touches.len(), 349);
+    for (page, &touches) in (0_u16..).zip(touches) {
+        let over = (page + 1).min(50).min(349 - page);
+        assert!(near(touches, f64::from(over)), "{page}: {touches}");
+    }
+}
+
+#[test]
 fn processes_lie_apart() {
     let mut collector = Collector::default();
     collector.touch(0, pages(7, 1), 1.0).expect("room");

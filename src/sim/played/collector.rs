@@ -7,15 +7,18 @@ use super::{PlayError, Played, Touched};
 use crate::sim::workload::{FOLIOS_MAX, WORK_MAX};
 use crate::units::{Bytes, PAGE_BYTES, PageRange};
 
-/// Runs of all steps that are kept at most: 100 MB.
-const RUNS_MAX: usize = 1 << 22;
+/// Runs of all steps that are kept at most: 72 MB, and for a moment three times as much.
+const RUNS_MAX: usize = 3 << 20;
 /// Steps that are kept at most, and those that are still told apart when blocks become larger.
 const STEPS_MAX: usize = 4096;
 const STEPS_FEW: usize = 64;
 /// Blocks grow to huge pages.
 const ORDER_MAX: u8 = 9;
-/// Touches that were taken and not sorted yet: as many as there are runs, or so many.
-const UNSORTED: usize = 1 << 16;
+/// Touches that were taken and not sorted yet: as many as there are runs, but at least and at
+/// most so many.
+const UNSORTED: (usize, usize) = (1 << 16, RUNS_MAX / 4);
+/// Times that what overlaps in part is set aside, before that would take too long.
+const LAYERS: usize = 4;
 /// Pages that a process has at most, as log2: five levels of page tables reach to 2^57.
 const SPACE_ORDER: u32 = 45;
 /// Touches of a page in a step that are less are none: an average that has faded.
@@ -36,10 +39,13 @@ pub struct Collector {
     steps: Vec<Step>,
     /// All of their runs.
     kept: usize,
-    /// The blocks that were ever there: ascending, disjoint, apart.
+    /// The blocks that were ever there: ascending, disjoint, apart; without the last ones.
     memory: Vec<Range<u64>>,
-    /// The step under way, without what is still unsorted.
+    last: Vec<Run>,
+    /// The step under way, without what was touched since it was last sorted.
     open: Step,
+    /// Touches of the step under way, and those for which no time has gone by yet.
+    pending: Vec<Run>,
     unsorted: Vec<Run>,
     /// From where on `unsorted` is so.
     sorted: usize,
@@ -52,6 +58,48 @@ pub struct Collector {
 fn pages_of(space: u16, range: PageRange) -> Range<u64> {
     let first = (u64::from(space) << SPACE_ORDER) + range.start().page_index();
     first..first + range.pages()
+}
+
+/// How many touches are to be sorted together with so many runs: so that it costs little
+/// of each.
+fn due(runs: usize) -> usize {
+    runs + runs.clamp(UNSORTED.0, UNSORTED.1)
+}
+
+/// Touches as runs that ascend and are disjoint.
+fn sorted(mut left: Vec<Run>) -> Vec<Run> {
+    left.sort_unstable_by_key(|run| (run.first, run.end));
+    let mut all: Vec<Run> = Vec::new();
+    // What overlaps in part has its turn after the rest: no process has such regions.
+    for _ in 0..LAYERS {
+        if left.is_empty() {
+            return all;
+        }
+        let (mut apart, mut over): (Vec<Run>, Vec<Run>) = (Vec::new(), Vec::new());
+        for run in left {
+            match apart.last_mut() {
+                Some(last) if (last.first, last.end) == (run.first, run.end) => {
+                    last.each += run.each;
+                }
+                Some(last) if run.first < last.end => over.push(run),
+                _ => apart.push(run),
+            }
+        }
+        all = sum(&all, &apart);
+        left = over;
+    }
+    sum(&all, &halves(&left))
+}
+
+/// The same of touches that all overlap: each half by itself.
+fn halves(touches: &[Run]) -> Vec<Run> {
+    match touches {
+        [] | [_] => touches.to_vec(),
+        _ => {
+            let (one, other) = touches.split_at(touches.len() / 2);
+            sum(&halves(one), &halves(other))
+        }
+    }
 }
 
 impl Collector {
@@ -75,7 +123,7 @@ impl Collector {
             self.order,
             &mut self.unsorted,
         );
-        if self.unsorted.len() >= UNSORTED.max(2 * self.sorted) {
+        if self.unsorted.len() >= due(self.sorted) {
             self.sort();
             self.make_room()?;
         }
@@ -91,13 +139,15 @@ impl Collector {
         if self.seconds.is_nan() || self.seconds > SECONDS_MAX {
             return Err(PlayError::TooLong);
         }
-        self.sort();
-        let now = std::mem::take(&mut self.unsorted);
-        self.sorted = 0;
         if self.open.seconds > 0.0 && seconds >= self.shortest {
             self.close();
         }
-        self.open.runs = sum(&self.open.runs, &now);
+        self.pending.append(&mut self.unsorted);
+        self.sorted = 0;
+        // Not each time, which for ticks much shorter than steps would take for ever.
+        if self.pending.len() >= due(self.open.runs.len()) {
+            self.gather();
+        }
         self.open.seconds += seconds;
         if self.open.seconds >= self.shortest {
             self.close();
@@ -107,43 +157,47 @@ impl Collector {
 
     /// Ends the step under way.
     fn close(&mut self) {
+        self.gather();
         let step = std::mem::take(&mut self.open);
-        self.memory = union(&self.memory, &step.runs);
+        self.last.extend_from_slice(&step.runs);
+        if self.last.len() >= due(self.memory.len()) {
+            self.unite();
+        }
         self.kept += step.runs.len();
         self.steps.push(step);
     }
 
+    /// Adds the last ones to the blocks that were ever there.
+    fn unite(&mut self) {
+        let last = sorted(std::mem::take(&mut self.last));
+        self.memory = union(&self.memory, &last);
+    }
+
     fn sort(&mut self) {
-        let mut left = std::mem::take(&mut self.unsorted);
-        left.sort_unstable_by_key(|run| (run.first, run.end));
-        let mut all: Vec<Run> = Vec::new();
-        // What overlaps in part has its turn after the rest: no process has such regions.
-        while !left.is_empty() {
-            let (mut apart, mut over): (Vec<Run>, Vec<Run>) = (Vec::new(), Vec::new());
-            for run in left {
-                match apart.last_mut() {
-                    Some(last) if (last.first, last.end) == (run.first, run.end) => {
-                        last.each += run.each;
-                    }
-                    Some(last) if run.first < last.end => over.push(run),
-                    _ => apart.push(run),
-                }
-            }
-            all = sum(&all, &apart);
-            left = over;
-        }
-        self.sorted = all.len();
-        self.unsorted = all;
+        self.unsorted = sorted(std::mem::take(&mut self.unsorted));
+        self.sorted = self.unsorted.len();
+    }
+
+    /// Adds what is pending to the step under way.
+    fn gather(&mut self) {
+        let now = sorted(std::mem::take(&mut self.pending));
+        self.open.runs = sum(&self.open.runs, &now);
     }
 
     /// All that is kept.
     fn held(&self) -> usize {
-        self.kept + self.memory.len() + self.open.runs.len() + self.sorted
+        let open = self.open.runs.len() + self.pending.len() + self.unsorted.len();
+        self.kept + self.memory.len() + self.last.len() + open
     }
 
     fn make_room(&mut self) -> Result<(), PlayError> {
         while self.steps.len() > STEPS_MAX {
             self.halve_steps();
+        }
+        if self.held() > RUNS_MAX {
+            self.unite();
+            self.gather();
+            self.sort();
         }
         while self.held() > RUNS_MAX {
             self.give_up_detail(STEPS_FEW)?;
@@ -207,11 +261,14 @@ impl Collector {
             }
             larger
         };
+        self.gather();
+        self.sort();
         for step in self.steps.iter_mut().chain([&mut self.open]) {
             step.runs = larger(&step.runs);
         }
         self.unsorted = larger(&self.unsorted);
         self.sorted = self.unsorted.len();
+        self.unite();
         let memory = std::mem::take(&mut self.memory);
         for range in memory {
             extend(&mut self.memory, range.start >> 1..range.end.div_ceil(2));
@@ -231,6 +288,7 @@ impl Collector {
         }
         // What was not followed by any time was never there.
         self.unsorted.clear();
+        self.unite();
         let is_idle = |step: &Step| step.runs.iter().all(|run| run.each <= 0.0);
         let begins = self.steps.iter().position(|step| !is_idle(step));
         self.steps.drain(..begins.ok_or(PlayError::Empty)?);
