@@ -50,6 +50,11 @@ impl Flags {
         self.bit(17)
     }
 
+    /// What untouched memory reads from: nobody's, however many map it.
+    pub fn zero_page(self) -> bool {
+        self.bit(24)
+    }
+
     /// Marked idle, and not seen accessed since. Unlike the idle bitmap this
     /// tells the mark alone and does not look at the page tables.
     pub fn idle(self) -> bool {

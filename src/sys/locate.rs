@@ -33,8 +33,6 @@ const UNSCANNED_MOST: u32 = 32;
 const RUN: usize = 64;
 /// Pages of 4 KiB in a huge one.
 const HUGE_PAGES: u64 = HUGE_PAGE_BYTES >> PAGE_SHIFT;
-/// `KPF_ZERO_PAGE` of `include/uapi/linux/kernel-page-flags.h`.
-const ZERO_PAGE: u32 = 24;
 
 /// What is asked about pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,7 +289,7 @@ impl Locator {
             for (offset, flags) in (0..run).zip(self.frames.iter().copied()) {
                 let entry = self.entries[index + offset];
                 let addr = VirtAddr(start.0 + (((index + offset) as u64) << PAGE_SHIFT));
-                if flags.is_some_and(|f| f.0 >> ZERO_PAGE & 1 == 1) {
+                if flags.is_some_and(Flags::zero_page) {
                     self.zero = entry.pfn();
                 }
                 if entry.pfn().is_some() && entry.pfn() == self.zero {

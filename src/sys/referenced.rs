@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::frames::{Frames, by_target};
-use super::kpageflags::KpageFlags;
+use super::kpageflags::{Flags, KpageFlags};
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{PfnNodes, is_gone};
 use super::root::Root;
@@ -285,7 +285,12 @@ impl AccessSampler for ReferencedSampler {
                 };
                 let node = entry.pfn().and_then(|pfn| self.nodes.node(pfn));
                 seen.place(index, folio.map_or(0, |folio| folio.order), node);
-                seen.note_shared(index, !entry.exclusive());
+                let is_zero = |pfn| {
+                    let flags = self.flags.as_ref().map(|flags| flags.get(pfn));
+                    flags.is_some_and(|flags| flags.is_ok_and(Flags::zero_page))
+                };
+                let shared = !entry.exclusive() && !entry.pfn().is_some_and(is_zero);
+                seen.note_shared(index, shared);
                 if entry.soft_dirty() {
                     seen.note_written(index);
                 }

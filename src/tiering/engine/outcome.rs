@@ -3,6 +3,10 @@
 use super::{Engine, STUCK_EPOCHS};
 use crate::tiering::observation::Observation;
 
+/// Epochs for which what the kernel kept is told of a region that is not planned again: it is,
+/// when it is hot and no longer left alone.
+const KEPT_EPOCHS: u64 = 2 * STUCK_EPOCHS;
+
 impl Engine {
     /// What became of the last plan.
     pub(super) fn record(&mut self, seen: &Observation) {
@@ -19,7 +23,8 @@ impl Engine {
         }
         for (target, range, kept) in seen.outcome.kept() {
             if let Some(tracked) = self.targets.get_mut(&target) {
-                tracked.map.record_kept(range, kept);
+                let until = self.epoch + KEPT_EPOCHS;
+                tracked.map.record_kept(range, kept, until);
             }
         }
         for told in seen.outcome.of_ranges() {

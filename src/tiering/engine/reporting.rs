@@ -28,7 +28,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
             let target = &seen.targets[i];
             let told = &ratios.told[i];
             let map = &engine.targets[&target.id].map;
-            let survey = survey(&engine.tiers, map, &engine.rates, scans);
+            let survey = survey(&engine.tiers, map, &engine.rates, (scans, engine.epoch));
             let flows = flows(&engine.tiers, target, seen, ratios.moves);
             let pages = pages(target, seen);
             let share = |part: u64, whole: u64, alone: f64| {
@@ -139,7 +139,7 @@ struct Survey {
 /// which saw their region accessed stand for: what every scan sees counts as touched
 /// as often as the shortest one can tell.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, scans: u8) -> Survey {
+fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, (scans, epoch): (u8, u64)) -> Survey {
     let mut pages_on = vec![0; tiers.tiers().len()];
     let mut access_ratio = vec![0.0; tiers.tiers().len()];
     let mut hot = Bytes::ZERO;
@@ -158,7 +158,7 @@ fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, scans: u8) -> Surve
             written = Some(written.unwrap_or(0.0) + bytes);
         }
         shared += region.shared();
-        kept += region.kept();
+        kept += region.kept(epoch);
         if region.heat() >= f32::from(scans) / 2.0 {
             hot += region.resident();
         }

@@ -221,8 +221,8 @@ fn what_had_no_room_or_time_is_not_stuck() {
     let (_, plan) = warmed_up(tiers(None));
     let of = |shared, no_room, deferred| {
         let pages = PageCounts {
-            shared,
             no_room,
+            shared,
             deferred,
             ..PageCounts::default()
         };

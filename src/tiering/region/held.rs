@@ -45,9 +45,14 @@ impl Region {
         Bytes((f64::from(self.shared) * self.resident().as_f64()) as u64)
     }
 
-    /// Bytes that the kernel kept where they were when they were last to be moved.
-    pub fn kept(&self) -> Bytes {
-        Bytes::from_pages(self.kept)
+    /// Bytes that the kernel kept where they were when they were last to be moved, as far
+    /// as they are there in this epoch and that is not long ago.
+    pub fn kept(&self, epoch: u64) -> Bytes {
+        let (pages, until) = self.kept;
+        if epoch > until {
+            return Bytes::ZERO;
+        }
+        Bytes::from_pages(pages).min(self.resident())
     }
 }
 
@@ -81,12 +86,14 @@ impl RegionMap {
         }
     }
 
-    /// Of what was to be moved of `range`, the kernel kept so many pages.
-    pub fn record_kept(&mut self, range: PageRange, pages: u64) {
+    /// Of what was to be moved of `range`, the kernel kept so many pages. That is held to be
+    /// so until `epoch`, unless it is to be moved again before.
+    pub fn record_kept(&mut self, range: PageRange, pages: u64, epoch: u64) {
         let mut left = pages;
         for region in self.within(range) {
-            region.kept = left.min(region.range.pages());
-            left -= region.kept;
+            let here = left.min(region.range.pages());
+            region.kept = (here, epoch);
+            left -= here;
         }
     }
 }
@@ -165,11 +172,12 @@ mod tests {
     fn what_the_kernel_keeps_is_that_of_the_last_try() {
         let mut map = map();
         let kept = |map: &RegionMap| -> Vec<u64> {
-            map.regions().iter().map(|r| r.kept().pages()).collect()
+            map.regions().iter().map(|r| r.kept(9).pages()).collect()
         };
-        map.record_kept(range(0, 4), 600);
+        map.record_kept(range(0, 4), 600, 9);
         assert_eq!(kept(&map), [512, 88]);
-        map.record_kept(range(0, 2), 0);
+        map.record_kept(range(0, 2), 0, 9);
         assert_eq!(kept(&map), [0, 88]);
+        assert!(map.regions().iter().all(|r| r.kept(10).is_zero()));
     }
 }

@@ -108,8 +108,9 @@ pub struct Region {
     stuck: Stuck,
     /// Share of its samples that another process maps too, as last seen.
     shared: f32,
-    /// Pages that the kernel kept where they were when they were last to be moved.
-    kept: u64,
+    /// Pages that the kernel kept where they were when they were last to be moved, and the
+    /// epoch until which that is held to be so.
+    kept: (u64, u64),
     /// Whether hotness once changed at its first page.
     start: Option<Step>,
 }
@@ -143,7 +144,7 @@ impl Region {
             calm: 0,
             stuck: Stuck::default(),
             shared: 0.0,
-            kept: 0,
+            kept: (0, 0),
             start: None,
         }
     }
@@ -301,7 +302,10 @@ impl Region {
             // What was seen of all of it tells as much of a part as that is long.
             evidence: self.evidence * (range.pages() as f32 / self.range.pages() as f32),
             known: self.known.within(range),
-            kept: self.kept * range.pages() / self.range.pages().max(1),
+            kept: (
+                self.kept.0 * range.pages() / self.range.pages().max(1),
+                self.kept.1,
+            ),
             counted: 0,
             counting: None,
             start: self.start.filter(|_| range.start() == self.range.start()),
@@ -387,7 +391,8 @@ impl Region {
         }
         self.stuck = self.stuck.join(next.stuck);
         self.shared = mean(self.shared, next.shared);
-        self.kept += next.kept;
+        self.kept.0 += next.kept.0;
+        self.kept.1 = self.kept.1.max(next.kept.1);
         self.range = range;
     }
 }
