@@ -12,7 +12,7 @@ use crate::daemon::code;
 use crate::record::Replay;
 use crate::record::compare::{self, Summary};
 use crate::record::file::{Reader, RecordError};
-use crate::tiering::plan::Direction;
+use crate::tiering::plan::{Direction, Reason};
 use crate::tiering::settings::PolicyName;
 use crate::units::Bytes;
 
@@ -57,6 +57,7 @@ struct Way {
     from_tier: String,
     to_tier: String,
     direction: Direction,
+    reason: Reason,
     bytes: Bytes,
 }
 
@@ -145,6 +146,7 @@ fn line(policy: Option<PolicyName>, sum: Summary) -> Line {
                 from_tier: way.from,
                 to_tier: way.to,
                 direction: way.direction,
+                reason: way.reason,
                 bytes,
             })
             .collect(),
@@ -183,8 +185,8 @@ fn table(lines: &[Line]) -> String {
     if lines.iter().any(|line| !line.ways.is_empty()) {
         let _ = writeln!(
             text,
-            "\n{:<24} {:<16} {:<16} {:>10} {:>10}",
-            "POLICY", "FROM", "TO", "PROMOTED", "DEMOTED"
+            "\n{:<24} {:<16} {:<16} {:<8} {:>10} {:>10}",
+            "POLICY", "FROM", "TO", "WHY", "PROMOTED", "DEMOTED"
         );
     }
     for line in lines {
@@ -195,8 +197,11 @@ fn table(lines: &[Line]) -> String {
                 Direction::Demotion => ("", bytes.as_str()),
             };
             let row = format!(
-                "{:<24} {:<16} {:<16} {up:>10} {down:>10}",
-                line.policy, way.from_tier, way.to_tier
+                "{:<24} {:<16} {:<16} {:<8} {up:>10} {down:>10}",
+                line.policy,
+                way.from_tier,
+                way.to_tier,
+                way.reason.as_str()
             );
             text.push_str(row.trim_end());
             text.push('\n');

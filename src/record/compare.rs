@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use super::Replay;
 use super::file::RecordError;
 use crate::tiering::observation::{Observation, Sample};
-use crate::tiering::plan::{Direction, Move, Plan};
+use crate::tiering::plan::{Direction, Move, Plan, Reason};
 use crate::tiering::settings::PolicyName;
 use crate::tiering::tier::TierTable;
 use crate::units::{Bytes, NodeId};
@@ -28,6 +28,8 @@ pub struct Way {
     pub to: String,
     /// Up or down, in the target's view.
     pub direction: Direction,
+    /// Why.
+    pub reason: Reason,
 }
 
 /// What a policy made of a recording.
@@ -99,6 +101,7 @@ pub fn summarise(replay: &mut Replay) -> Result<Summary, RecordError> {
                 from: tier_name(tiers, planned.from),
                 to: tier_name(tiers, planned.to),
                 direction: planned.direction,
+                reason: planned.reason,
             };
             *sum.planned.entry(way).or_default() += wanted(planned);
         }
@@ -212,7 +215,6 @@ mod tests {
 
     use super::*;
     use crate::tiering::observation::TargetId;
-    use crate::tiering::plan::Reason;
     use crate::units::{PAGE_BYTES, PageRange, Pid, VirtAddr};
 
     fn planned(first: u64, pages: u64, limit: u64, to: u32) -> Move {

@@ -63,6 +63,16 @@ pub(super) fn observation(at: u64) -> Observation {
         },
         is_whole: true,
     };
+    let back = MoveResult {
+        asked: Move {
+            from: NodeId(0),
+            to: NodeId(2),
+            direction: Direction::Demotion,
+            reason: Reason::Headroom,
+            ..moved.asked.clone()
+        },
+        ..moved.clone()
+    };
     Observation {
         at: Nanos(at),
         accesses,
@@ -85,7 +95,7 @@ pub(super) fn observation(at: u64) -> Observation {
         cost: EpochCost::default(),
         capacity: u64::MAX,
         outcome: MoveOutcome {
-            results: vec![moved],
+            results: vec![moved, back],
             ..MoveOutcome::default()
         },
     }

@@ -64,6 +64,7 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
         merges: 7,
         flows: vec![
             flow(0, 1, Direction::Demotion, Reason::Room, 4),
+            flow(0, 1, Direction::Demotion, Reason::Headroom, 2),
             flow(1, 0, Direction::Promotion, Reason::Hot, 8),
         ],
         move_pages: PageCounts {

@@ -28,17 +28,28 @@ pub enum Reason {
     Hot,
     /// Colder than what needs its place.
     Room,
+    /// Cold, where allocations have used up what is to stay free for the next ones.
+    Headroom,
 }
 
 impl Reason {
     /// Every reason, for registering metrics.
-    pub const ALL: [Self; 2] = [Self::Hot, Self::Room];
+    pub const ALL: [Self; 3] = [Self::Hot, Self::Room, Self::Headroom];
 
     /// The label in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Hot => "hot",
             Self::Room => "room",
+            Self::Headroom => "headroom",
+        }
+    }
+
+    /// Where moves for it go.
+    pub fn direction(self) -> Direction {
+        match self {
+            Self::Hot => Direction::Promotion,
+            Self::Room | Self::Headroom => Direction::Demotion,
         }
     }
 }

@@ -139,13 +139,13 @@ impl TargetStatus {
         }
         writeln!(
             out,
-            "  {:<10} {:<16} {:<16} {:<6} {:>10} {:>10}",
+            "  {:<10} {:<16} {:<16} {:<8} {:>10} {:>10}",
             "MOVED", "FROM", "TO", "WHY", "LAST", "SO FAR"
         )?;
         for way in &self.moves {
             writeln!(
                 out,
-                "  {:<10} {:<16} {:<16} {:<6} {:>10} {:>10}",
+                "  {:<10} {:<16} {:<16} {:<8} {:>10} {:>10}",
                 match way.direction {
                     Direction::Demotion => "demoted",
                     Direction::Promotion => "promoted",
@@ -265,9 +265,10 @@ db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed
   file                3.0 MiB  of files, such as programs; anonymous memory is moved
   locked              5.0 MiB  mlocked by its program; `move_locked = true` of the target moves it
   shared pages        6.0 MiB  in another process too, as after a fork: until that ends or writes
-  MOVED      FROM             TO               WHY          LAST     SO FAR
-  demoted    dram0            cxl1             room      4.0 MiB    4.0 MiB
-  promoted   cxl1             dram0            hot       8.0 MiB    8.0 MiB
+  MOVED      FROM             TO               WHY            LAST     SO FAR
+  demoted    dram0            cxl1             room        4.0 MiB    4.0 MiB
+  demoted    dram0            cxl1             headroom    2.0 MiB    2.0 MiB
+  promoted   cxl1             dram0            hot         8.0 MiB    8.0 MiB
   pages so far: 3072 moved, 2 busy
 
 not there: absent

@@ -2,13 +2,16 @@
 
 use super::{BLIND_EPOCHS, Engine, Told};
 use crate::tiering::observation::{NodeUsage, Observation, TargetId};
-use crate::tiering::plan::Move;
+use crate::tiering::plan::{Move, Reason};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::PauseReason;
 use crate::tiering::tier::TierView;
 use crate::tiering::windows::Rates;
 use crate::units::{Bytes, Nanos, NodeId, TierId};
+
+/// Less than one in so many bytes of a node's headroom are not missed.
+const NOTICED: u64 = 8;
 
 impl Engine {
     /// Why one target is left alone.
@@ -54,6 +57,7 @@ impl Engine {
             scans: self.settings.profiling.scans,
             targets,
             room: self.room(&seen.nodes),
+            lacking: self.lacking(&seen.nodes),
             interval,
             rates: &self.rates,
             done: done(seen),
@@ -85,6 +89,18 @@ impl Engine {
             }
         }
         room
+    }
+
+    /// Bytes of each node's headroom that allocations, or the kernel's reserve, have used
+    /// up, where they are more than free memory goes up and down by itself. Whoever wants
+    /// no headroom lacks none.
+    pub(super) fn lacking(&self, nodes: &[NodeUsage]) -> Vec<(NodeId, Bytes)> {
+        let lack = |usage: &NodeUsage| {
+            let headroom = self.headroom(usage.total);
+            let lack = (usage.reserve + headroom).saturating_sub(usage.free);
+            (!headroom.is_zero() && lack.0 > headroom.0 / NOTICED).then_some((usage.node, lack))
+        };
+        nodes.iter().filter_map(lack).collect()
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -158,10 +174,11 @@ impl Engine {
 
 /// What became of the last plan.
 fn done(seen: &Observation) -> Done {
-    let results = || seen.outcome.results.iter().map(|result| result.pages);
+    let results = || seen.outcome.results.iter();
+    let exchanges = results().filter(|result| result.asked.reason != Reason::Headroom);
     Done {
-        moved: Bytes::from_pages(results().map(|pages| pages.moved).sum()),
-        deferred: Bytes::from_pages(results().map(|pages| pages.deferred).sum()),
+        moved: Bytes::from_pages(results().map(|result| result.pages.moved).sum()),
+        deferred: Bytes::from_pages(exchanges.map(|result| result.pages.deferred).sum()),
         cost: seen.cost.migration,
     }
 }

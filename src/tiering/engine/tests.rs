@@ -365,6 +365,26 @@ fn a_tiers_capacity_and_the_headroom_bound_what_goes_there() {
 }
 
 #[test]
+fn what_allocations_took_of_the_headroom_is_lacking() {
+    // Of 20 MiB beyond watermarks of 10; two of them come and go.
+    let of = |headroom, free| {
+        let settings = EngineSettings {
+            headroom,
+            ..EngineSettings::default()
+        };
+        let engine = Engine::new(settings, tiers(None), 1);
+        let lacking = engine.lacking(&usage([free, 500]));
+        let mib = lacking.iter().map(|(node, bytes)| (node.0, bytes.0 / MIB));
+        mib.collect::<Vec<_>>()
+    };
+    assert_eq!(of(0.02, 40), []);
+    assert_eq!(of(0.02, 28), []);
+    assert_eq!(of(0.02, 27), [(0, 3)]);
+    assert_eq!(of(0.02, 4), [(0, 26)]);
+    assert_eq!(of(0.0, 4), []);
+}
+
+#[test]
 fn a_target_that_is_gone_is_forgotten() {
     let (mut engine, plan) = warmed_up(tiers(None));
     let mut third = observation(30, plan.samples, 2 * MIB);

@@ -19,6 +19,11 @@
 //!
 //! Targets with weights or floors have what they are due ([`shares`](super::shares)).
 //!
+//! Where allocations have used up what is to stay free of the fastest nodes, what is cold
+//! there, and no exchange wants the place of, gives it back ([`headroom`](super::planner)), for
+//! up to a quarter of the bytes that an epoch may move, and of what may be paid for. That is
+//! no exchange: it promises nothing, and nothing is learnt from it but what moving costs.
+//!
 //! How much is moved per epoch begins with `first_bytes`. It grows when all of it was moved
 //! and what two plans promised was still there an epoch later, is halved where it was not,
 //! and stays below what there is time for and what `moving_limit` of the targets' CPU time
@@ -38,7 +43,7 @@ use super::planner::{Planner, Terms};
 use super::worth::{Loads, Worth};
 use super::{Budget, Done, Policy, View};
 use crate::tiering::observation::TargetId;
-use crate::tiering::plan::Move;
+use crate::tiering::plan::{Move, Reason};
 use crate::tiering::report::PauseReason;
 use crate::tiering::settings::AdaptiveSettings;
 use crate::units::{Bytes, PAGE_BYTES};
@@ -58,6 +63,8 @@ const COST_LEAST: f64 = 1.0 / 16.0;
 const GROWS: u64 = 8;
 /// It shrinks when less was left of what one of the last two plans promised.
 const DISAPPOINTS: f64 = 0.3;
+/// One in so many of the bytes that may be moved may go for headroom.
+const FOR_HEADROOM: u64 = 4;
 /// The budget never falls below this share of what it begins with, whatever moving costs:
 /// something must be tried for its cost to be known.
 const LEAST_SHARE: u64 = 8;
@@ -74,9 +81,11 @@ pub struct Adaptive {
     budget: Bytes,
     /// Seconds that moving a byte takes.
     cost: f64,
-    /// Bytes that the last plan was to move.
+    /// Bytes that the targets' CPU time pays for, in one plan.
+    pays_for: Bytes,
+    /// Bytes that the last plan was to move, but for headroom.
     asked: Bytes,
-    /// The share of that which was, as far as is known, to be worth while for an epoch.
+    /// The share of these which was, as far as is known, to be worth while for an epoch.
     lasts: f64,
     /// Epochs for which it goes on saying so once it has held back.
     holds_back: u8,
@@ -91,6 +100,7 @@ impl Adaptive {
             lasting: Lasting::default(),
             budget: settings.first_bytes,
             cost: COST_AT_FIRST,
+            pays_for: Bytes::ZERO,
             asked: Bytes::ZERO,
             lasts: 1.0,
             holds_back: 0,
@@ -108,7 +118,7 @@ impl Adaptive {
         } = view.done;
         let first = self.settings.first_bytes;
         let least = Bytes(first.0 / LEAST_SHARE);
-        if self.holds_back == SAYS_SO {
+        if self.holds_back == SAYS_SO && moved.is_zero() {
             self.cost *= COST_FADES;
             self.cost = self.cost.max(COST_LEAST * COST_AT_FIRST);
         }
@@ -139,8 +149,8 @@ impl Adaptive {
         let load = self.loads.sum();
         let seconds = self.settings.moving_limit * load * view.interval.as_secs_f64();
         // `as` saturates.
-        let most = Bytes((seconds / self.cost) as u64);
-        self.budget = self.budget.min(most).max(least);
+        self.pays_for = Bytes((seconds / self.cost) as u64);
+        self.budget = self.budget.min(self.pays_for).max(least);
     }
 }
 
@@ -180,6 +190,7 @@ impl Policy for Adaptive {
             cost: self.cost,
             left,
             thought: left,
+            headroom: Bytes(left.min(self.pays_for).0 / FOR_HEADROOM),
         };
         let mut planner = Planner::new(&worth, terms);
         planner.plan();
@@ -189,12 +200,13 @@ impl Policy for Adaptive {
             lasts,
             ..
         } = planner;
-        self.holds_back = match (moves.is_empty(), trades.is_empty()) {
+        let exchanges = moves.iter().filter(|m| m.reason != Reason::Headroom);
+        self.asked = exchanges.map(|m| m.limit).sum();
+        self.holds_back = match (self.asked.is_zero(), trades.is_empty()) {
             (true, false) => SAYS_SO,
             (true, true) => self.holds_back.saturating_sub(1),
             (false, _) => 0,
         };
-        self.asked = moves.iter().map(|m| m.limit).sum();
         self.lasts = lasts / self.asked.as_f64().max(1.0);
         self.lasting.note(Plan {
             epoch: view.epoch,

@@ -58,7 +58,8 @@ impl<'a> TargetView<'a> {
 pub struct Done {
     /// Bytes that it moved.
     pub moved: Bytes,
-    /// Bytes for which there was no time.
+    /// Bytes for which there was no time, but for those that were to give back headroom:
+    /// they come last.
     pub deferred: Bytes,
     /// CPU time of the threads that moved them.
     pub cost: Nanos,
@@ -75,6 +76,8 @@ pub struct View<'a> {
     pub targets: Vec<TargetView<'a>>,
     /// Per node, each once: bytes that can be filled before the headroom is touched.
     pub room: Vec<(NodeId, Bytes)>,
+    /// Per node, each at most once: bytes of the headroom that are not free any more.
+    pub lacking: Vec<(NodeId, Bytes)>,
     /// How long an epoch is.
     pub interval: Nanos,
     /// What the counts of scans stand for.

@@ -1,11 +1,14 @@
 //! One plan of policy [`adaptive`](super::adaptive): exchanges of what is worth more for
-//! what is worth less, as long as they pay.
+//! what is worth less, as long as they pay. What is cold, and left, gives back headroom
+//! ([`headroom`]).
 //!
 //! **Order.** What gains most first. For each, the fastest rank where there is room or where
 //! something is worth less; what gives way goes one rank down, before it.
 //!
 //! **Properties** (tests of [`adaptive`](super::adaptive)): no node is filled beyond its
 //! room; each demotion stands before its promotion; equals are never exchanged.
+
+mod headroom;
 
 use std::collections::HashMap;
 
@@ -32,6 +35,8 @@ pub(super) struct Terms {
     /// Bytes that may be moved, and of what does not pay, that may be remembered.
     pub(super) left: Bytes,
     pub(super) thought: Bytes,
+    /// Bytes of `left` that may go for headroom.
+    pub(super) headroom: Bytes,
 }
 
 /// Something that may be promoted.
@@ -118,6 +123,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             }
             self.promote(candidate);
         }
+        self.restore_headroom();
     }
 
     /// What lies slower than it could, what would gain most first. Sorts all regions for
@@ -246,11 +252,9 @@ impl<'a, 'v> Planner<'a, 'v> {
             ..
         }) = victim
         {
-            let key = (place.target, place.region, to);
-            *self.taken.entry(key).or_default() += bytes;
-            self.go(place, (to, down), bytes, Direction::Demotion);
+            self.go(place, (to, down), bytes, Reason::Room);
         }
-        self.go(place, (from, to), bytes, Direction::Promotion);
+        self.go(place, (from, to), bytes, Reason::Hot);
         Exchange::Made
     }
 
@@ -268,20 +272,22 @@ impl<'a, 'v> Planner<'a, 'v> {
     }
 
     /// One move.
-    fn go(
-        &mut self,
-        place: Place,
-        (from, to): (NodeId, NodeId),
-        bytes: Bytes,
-        direction: Direction,
-    ) {
+    fn go(&mut self, place: Place, (from, to): (NodeId, NodeId), bytes: Bytes, reason: Reason) {
+        let direction = reason.direction();
+        if direction == Direction::Demotion {
+            let key = (place.target, place.region, from);
+            *self.taken.entry(key).or_default() += bytes;
+        }
         let target = place.target_in(self.view);
         if self.worth.is_warm(place.region_in(self.view)) {
             self.shares.left(place.target, from, bytes);
             self.shares.came(place.target, to, bytes);
         }
         self.free.take(to, bytes);
-        self.free.give(from, bytes);
+        // What is given back to the headroom is no room.
+        if reason != Reason::Headroom {
+            self.free.give(from, bytes);
+        }
         self.terms.left = self.terms.left.saturating_sub(bytes);
         self.moves.push(Move {
             target: target.id,
@@ -291,10 +297,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             to,
             limit: bytes,
             direction,
-            reason: match direction {
-                Direction::Promotion => Reason::Hot,
-                Direction::Demotion => Reason::Room,
-            },
+            reason,
         });
     }
 
@@ -348,9 +351,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         bytes: Bytes,
     ) -> Option<Victim> {
         let region = place.region_in(self.view);
-        let key = (place.target, place.region, node);
-        let taken = self.taken.get(&key).copied().unwrap_or_default();
-        let here = Bytes::from_pages(region.pages().on(node)).saturating_sub(taken);
+        let here = self.left_on(place, node);
         if here.is_zero()
             || place == hotter
             || !region.is_known()
@@ -386,6 +387,14 @@ impl<'a, 'v> Planner<'a, 'v> {
             bytes,
             is_due,
         })
+    }
+
+    /// Bytes of a region on a node that do not leave it yet.
+    fn left_on(&self, place: Place, node: NodeId) -> Bytes {
+        let key = (place.target, place.region, node);
+        let taken = self.taken.get(&key).copied().unwrap_or_default();
+        let pages = place.region_in(self.view).pages().on(node);
+        Bytes::from_pages(pages).saturating_sub(taken)
     }
 
     fn cursor(&mut self, node: NodeId, class: usize) -> usize {

@@ -71,6 +71,7 @@ pub(super) struct Scene<'a> {
     pub(super) regions: &'a [Region],
     /// Per node in MiB.
     pub(super) room: [u64; 4],
+    pub(super) lacking: [u64; 4],
     pub(super) load: f64,
     pub(super) done: Done,
 }
@@ -82,6 +83,7 @@ impl<'a> Scene<'a> {
             epoch: 10,
             regions,
             room,
+            lacking: [0; 4],
             load: 1.0,
             done: Done::default(),
         }
@@ -104,6 +106,10 @@ pub(super) fn decide_beside(
     let (tiers, rates) = (tiers(), Rates::new(SPAN, 3));
     let first = std::iter::once((scene.regions, share));
     let targets = (1..).zip(first.chain(others.iter().copied()));
+    let each_node = |mib: [u64; 4]| -> Vec<(NodeId, Bytes)> {
+        let bytes = mib.into_iter().map(Bytes::from_mib);
+        (0..).map(NodeId).zip(bytes).collect()
+    };
     let view = View {
         epoch: scene.epoch,
         scans: 3,
@@ -117,10 +123,8 @@ pub(super) fn decide_beside(
                 share,
             })
             .collect(),
-        room: (0..)
-            .zip(scene.room)
-            .map(|(n, mib)| (NodeId(n), Bytes::from_mib(mib)))
-            .collect(),
+        room: each_node(scene.room),
+        lacking: each_node(scene.lacking),
         interval: Nanos::from_secs(10),
         rates: &rates,
         done: scene.done,

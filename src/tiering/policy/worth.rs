@@ -85,6 +85,12 @@ impl<'a, 'v> Worth<'a, 'v> {
         region.is_known() && f64::from(region.heat()) >= least
     }
 
+    /// The same if it were so many standard errors hotter than it seems.
+    pub(super) fn may_be_warm(&self, region: &Region, errors: f64) -> bool {
+        let least = self.settings.promotion_threshold * f64::from(self.view.scans);
+        f64::from(self.count_beside(region, errors)) >= least
+    }
+
     pub(super) fn mean(&self, place: Place) -> f64 {
         let region = place.region_in(self.view);
         self.at(place.target as usize, region, region.heat())
@@ -92,16 +98,17 @@ impl<'a, 'v> Worth<'a, 'v> {
 
     /// As if it were so many standard errors hotter, or colder, than it seems.
     pub(super) fn beside(&self, place: Place, errors: f64) -> f64 {
-        #[allow(clippy::cast_possible_truncation)]
-        let errors = errors as f32;
         let region = place.region_in(self.view);
-        let error = region.variance(f32::from(self.view.scans)).sqrt();
-        let count = region.heat() + errors * error;
-        self.at(
-            place.target as usize,
-            region,
-            count.clamp(0.0, f32::from(self.view.scans)),
-        )
+        let count = self.count_beside(region, errors);
+        self.at(place.target as usize, region, count)
+    }
+
+    /// Its count as if it were so many standard errors hotter.
+    #[allow(clippy::cast_possible_truncation)]
+    fn count_beside(&self, region: &Region, errors: f64) -> f32 {
+        let scans = f32::from(self.view.scans);
+        let error = region.variance(scans).sqrt();
+        (region.heat() + errors as f32 * error).clamp(0.0, scans)
     }
 
     /// By the last epoch alone; `None` where that tells nothing.
