@@ -5,6 +5,7 @@ use hmkeeper::epoch::{EpochLoop, LoopSettings};
 use hmkeeper::ports::{TargetSpec, Threads};
 use hmkeeper::sim::{self, Machine, Process, Shared, Touch};
 use hmkeeper::tiering::observation::TargetId;
+use hmkeeper::tiering::plan::Reason;
 use hmkeeper::tiering::report::{EpochReport, PauseReason};
 use hmkeeper::tiering::rng::Rng;
 use hmkeeper::tiering::settings::{EngineSettings, ProfilingSettings};
@@ -440,4 +441,76 @@ fn a_small_limit_stretches_epochs_and_holds() {
     assert_eq!(report.interval, Nanos::from_secs(2));
     let took = machine.borrow().now().saturating_sub(before);
     assert!(took < Nanos::from_secs(3), "{took}");
+}
+
+/// What becomes of a program that grows by 48 MiB of hot memory now and then: the share of
+/// each that lies on the fastest node at once, and the bytes that went for headroom.
+fn bursts(headroom: f64) -> (Vec<f64>, Bytes) {
+    const FAST: Bytes = Bytes::from_mib(512);
+    const BURST: Bytes = Bytes::from_mib(48);
+    let nodes: Vec<NodeId> = (0..4).map(NodeId).collect();
+    let sizes = [FAST, Bytes::from_mib(768), range().bytes(), range().bytes()];
+    let sized: Vec<(NodeId, Bytes)> = nodes.iter().copied().zip(sizes).collect();
+    let mut machine = Machine::new(&sized, 1);
+    // It begins with an eighth of it, and what it allocates later is hot. What is cold comes
+    // first, and fills the fastest node.
+    let cold = range().bytes().0 / 8 * 7;
+    let hot = move |addr: VirtAddr| addr.0 >= BASE + cold;
+    let process = Process {
+        id: TargetId(0),
+        pid: PID,
+        name: "grows".into(),
+        range: range(),
+        touch: Touch::Rate(Box::new(move |addr, _| if hot(addr) { 50.0 } else { 0.0 })),
+        home: NodeId(0),
+    };
+    machine.start_on(process, &nodes);
+    let latencies: [&[u64]; 2] = [&[90, 145, 275, 340], &[145, 90, 340, 275]];
+    let tiers = machine.tiers(latencies).unwrap();
+    let machine = machine.shared();
+    let mut settings = settings();
+    settings.engine.headroom = headroom;
+    let mut epochs = EpochLoop::new(sim::ports(&machine), tiers, settings, 1);
+    epochs.select(&[TargetSpec::of_pid(PID)]);
+
+    let mut restored = Bytes::ZERO;
+    let mut turn = || {
+        let report = turn(&mut epochs);
+        let flows = report.targets.iter().flat_map(|t| &t.flows);
+        let of = |reason| flows.clone().filter(move |f| f.reason == reason);
+        restored += of(Reason::Headroom).map(|f| f.moved).sum();
+        moved(&report)
+    };
+    let mut shares = Vec::new();
+    let mut end = range().end();
+    for _ in 0..3 {
+        for _ in 0..12 {
+            turn();
+        }
+        for _ in 0..4 {
+            let moved = turn();
+            assert!(moved < Bytes::from_mib(2), "still moving {moved}");
+        }
+        machine.borrow_mut().grow(PID, BURST, &nodes);
+        let new = PageRange::new(end, VirtAddr(end.0 + BURST.0)).unwrap();
+        end = new.end();
+        let placed = machine.borrow().placed(PID, new);
+        let fast = placed.iter().filter(|(_, node)| *node == NodeId(0));
+        let fast: u64 = fast.map(|(run, _)| run.end - run.start).sum();
+        shares.push(fast as f64 / BURST.pages() as f64);
+    }
+    (shares, restored)
+}
+
+#[test]
+fn what_a_program_allocates_in_bursts_lies_on_the_fastest_node_at_once() {
+    // An eighth of 512 MiB, and of that all but an eighth, is more than each burst takes.
+    let (shares, restored) = bursts(0.125);
+    assert_eq!(shares, [1.0; 3]);
+    // What stays free at first, and what two bursts took of it.
+    assert!(restored >= Bytes::from_mib(150), "{restored}");
+    assert!(restored <= Bytes::from_mib(176), "{restored}");
+    let (shares, restored) = bursts(0.0);
+    assert_eq!(shares, [0.0; 3]);
+    assert_eq!(restored, Bytes::ZERO);
 }

@@ -233,6 +233,29 @@ impl Machine {
         self.processes.push(process);
     }
 
+    /// A process that is no program maps so much more behind what it has and touches it:
+    /// on the first of these nodes as far as that has room, then on the next.
+    ///
+    /// # Panics
+    /// When they have no room for it, and when there is no such process.
+    pub fn grow(&mut self, pid: Pid, more: Bytes, nodes: &[NodeId]) {
+        let mut processes = self.processes.iter_mut();
+        let process = processes.find(|p| p.pid == pid).expect("a process");
+        let mut at = process.range.end().page_index();
+        let last = at + more.pages();
+        let end = VirtAddr(last * PAGE_BYTES);
+        process.range = PageRange::new(process.range.start(), end).expect("a longer range");
+        for &node in nodes {
+            let room = self.room(node) >> self.order << self.order;
+            let end = last.min(at + room);
+            let extents = self.pages.get_mut(&pid).expect("no program");
+            extents.add(at..end, node);
+            *self.used.entry(node).or_default() += end - at;
+            at = end;
+        }
+        assert!(at == last, "nodes {nodes:?} are full");
+    }
+
     fn order_of(&self, process: &Process) -> u8 {
         match &process.touch {
             Touch::Rate(_) => self.order,
