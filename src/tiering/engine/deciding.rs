@@ -2,7 +2,7 @@
 
 use super::{BLIND_EPOCHS, Engine, Told};
 use crate::tiering::observation::{NodeUsage, Observation, TargetId};
-use crate::tiering::plan::{Move, Reason};
+use crate::tiering::plan::{Move, PageCounts, Reason};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::PauseReason;
@@ -94,7 +94,7 @@ impl Engine {
     /// Bytes of each node's headroom that allocations, or the kernel's reserve, have used
     /// up, where they are more than free memory goes up and down by itself. Whoever wants
     /// no headroom lacks none.
-    pub(super) fn lacking(&self, nodes: &[NodeUsage]) -> Vec<(NodeId, Bytes)> {
+    fn lacking(&self, nodes: &[NodeUsage]) -> Vec<(NodeId, Bytes)> {
         let lack = |usage: &NodeUsage| {
             let headroom = self.headroom(usage.total);
             let lack = (usage.reserve + headroom).saturating_sub(usage.free);
@@ -174,11 +174,18 @@ impl Engine {
 
 /// What became of the last plan.
 fn done(seen: &Observation) -> Done {
-    let results = || seen.outcome.results.iter();
-    let exchanges = results().filter(|result| result.asked.reason != Reason::Headroom);
+    let (mut exchanged, mut given_back) = (PageCounts::default(), PageCounts::default());
+    for result in &seen.outcome.results {
+        let sum = match result.asked.reason {
+            Reason::Hot | Reason::Room => &mut exchanged,
+            Reason::Headroom => &mut given_back,
+        };
+        sum.add(result.pages);
+    }
     Done {
-        moved: Bytes::from_pages(results().map(|result| result.pages.moved).sum()),
-        deferred: Bytes::from_pages(exchanges.map(|result| result.pages.deferred).sum()),
+        moved: Bytes::from_pages(exchanged.moved),
+        given_back: Bytes::from_pages(given_back.moved),
+        deferred: Bytes::from_pages(exchanged.deferred),
         cost: seen.cost.migration,
     }
 }
@@ -191,4 +198,31 @@ const STEPS: usize = 64;
 fn step(count: f64, scans: u8) -> usize {
     // `as` saturates.
     ((count / f64::from(scans.max(1)) * STEPS as f64) as usize).min(STEPS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{tiers, usage};
+    use super::*;
+    use crate::tiering::settings::EngineSettings;
+
+    #[test]
+    fn what_allocations_took_of_the_headroom_is_lacking() {
+        // Of 20 MiB beyond watermarks of 10; two of them come and go.
+        let of = |headroom, free| {
+            let settings = EngineSettings {
+                headroom,
+                ..EngineSettings::default()
+            };
+            let engine = Engine::new(settings, tiers(None), 1);
+            let lacking = engine.lacking(&usage([free, 500]));
+            let mib = lacking.iter().map(|(node, bytes)| (node.0, bytes.0 >> 20));
+            mib.collect::<Vec<_>>()
+        };
+        assert_eq!(of(0.02, 40), []);
+        assert_eq!(of(0.02, 28), []);
+        assert_eq!(of(0.02, 27), [(0, 3)]);
+        assert_eq!(of(0.02, 4), [(0, 26)]);
+        assert_eq!(of(0.0, 4), []);
+    }
 }

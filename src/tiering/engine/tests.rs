@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const ID: TargetId = TargetId(4);
 const PID: Pid = Pid(44);
 
-fn tiers(capacity: Option<Bytes>) -> TierTable {
+pub(super) fn tiers(capacity: Option<Bytes>) -> TierTable {
     let nodes: Vec<Node> = [(0, vec![0]), (3, vec![])]
         .into_iter()
         .map(|(id, cpus)| Node {
@@ -44,7 +44,7 @@ fn tiers(capacity: Option<Bytes>) -> TierTable {
     TierTable::new(tiers, nodes, paths).unwrap()
 }
 
-fn usage(free: [u64; 2]) -> Vec<NodeUsage> {
+pub(super) fn usage(free: [u64; 2]) -> Vec<NodeUsage> {
     [0, 3]
         .into_iter()
         .zip(free)
@@ -362,26 +362,6 @@ fn a_tiers_capacity_and_the_headroom_bound_what_goes_there() {
     second.residency = slow(&first);
     second.nodes = usage([31, 500]);
     assert_eq!(bytes(&engine.step(&second).moves), Bytes::from_mib(1));
-}
-
-#[test]
-fn what_allocations_took_of_the_headroom_is_lacking() {
-    // Of 20 MiB beyond watermarks of 10; two of them come and go.
-    let of = |headroom, free| {
-        let settings = EngineSettings {
-            headroom,
-            ..EngineSettings::default()
-        };
-        let engine = Engine::new(settings, tiers(None), 1);
-        let lacking = engine.lacking(&usage([free, 500]));
-        let mib = lacking.iter().map(|(node, bytes)| (node.0, bytes.0 / MIB));
-        mib.collect::<Vec<_>>()
-    };
-    assert_eq!(of(0.02, 40), []);
-    assert_eq!(of(0.02, 28), []);
-    assert_eq!(of(0.02, 27), [(0, 3)]);
-    assert_eq!(of(0.02, 4), [(0, 26)]);
-    assert_eq!(of(0.0, 4), []);
 }
 
 #[test]

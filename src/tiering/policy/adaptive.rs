@@ -113,21 +113,23 @@ impl Adaptive {
     fn learn(&mut self, view: &View<'_>) {
         let Done {
             moved,
+            given_back,
             deferred,
             cost,
         } = view.done;
+        let all = moved + given_back;
         let first = self.settings.first_bytes;
         let least = Bytes(first.0 / LEAST_SHARE);
-        if self.holds_back == SAYS_SO && moved.is_zero() {
+        if self.holds_back == SAYS_SO && all.is_zero() {
             self.cost *= COST_FADES;
             self.cost = self.cost.max(COST_LEAST * COST_AT_FIRST);
         }
-        if moved.is_zero() {
+        if all.is_zero() {
             // Nothing was learnt.
         } else if cost.0 > 0 {
             // Of a few pages it is looking for them that costs, and says little of a byte.
-            let weight = COST_EMA * (moved.as_f64() / least.as_f64()).sqrt().min(1.0);
-            let cost = (cost.as_secs_f64() / moved.as_f64()).min(COST_JUMPS * self.cost);
+            let weight = COST_EMA * (all.as_f64() / least.as_f64()).sqrt().min(1.0);
+            let cost = (cost.as_secs_f64() / all.as_f64()).min(COST_JUMPS * self.cost);
             self.cost += weight * (cost - self.cost);
         }
         // Back to what it begins with it comes more easily than beyond.

@@ -128,6 +128,7 @@ fn the_budget_grows_while_all_of_it_is_moved_and_that_lasts() {
             moved,
             deferred: planned.saturating_sub(moved),
             cost: Nanos(moved.0 / 4),
+            ..Done::default()
         };
         let scene = Scene {
             epoch,
@@ -182,6 +183,7 @@ fn budgets(
                 moved: moved(planned),
                 deferred: Bytes::ZERO,
                 cost: Nanos(planned.0 / 4),
+                ..Done::default()
             };
             planned.0 / MIB
         })
@@ -224,6 +226,7 @@ fn a_page_that_was_dear_does_not_keep_a_hot_set_where_it_is() {
             moved: Bytes(PAGE_BYTES),
             deferred: Bytes::ZERO,
             cost: Nanos::from_millis(50),
+            ..Done::default()
         };
         let scene = Scene {
             epoch,
@@ -355,6 +358,7 @@ fn what_is_not_worth_moving_of_one_target_does_not_shrink_the_budget_of_another(
             moved: planned,
             deferred: Bytes::ZERO,
             cost: Nanos(planned.0 / 4),
+            ..Done::default()
         };
         if epoch > 40 {
             most = most.max(planned);
@@ -382,6 +386,7 @@ fn what_was_too_dear_is_tried_again() {
             moved,
             deferred: Bytes::ZERO,
             cost: Nanos::from_secs(10 * moved.0 / MIB),
+            ..Done::default()
         };
         if !moves.is_empty() {
             tried.push(epoch);

@@ -56,10 +56,11 @@ impl<'a> TargetView<'a> {
 /// What became of the last plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Bytes that it moved.
+    /// Bytes that its exchanges moved.
     pub moved: Bytes,
-    /// Bytes for which there was no time, but for those that were to give back headroom:
-    /// they come last.
+    /// Bytes that gave back headroom.
+    pub given_back: Bytes,
+    /// Bytes of its exchanges for which there was no time.
     pub deferred: Bytes,
     /// CPU time of the threads that moved them.
     pub cost: Nanos,

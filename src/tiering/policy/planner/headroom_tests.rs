@@ -5,11 +5,11 @@ use proptest::prelude::*;
 use crate::tiering::observation::{Sample, Tally, TargetId};
 use crate::tiering::plan::{Direction, Move, Reason};
 use crate::tiering::policy::testing::{self, MIB, Scene, brief, regions};
-use crate::tiering::policy::{Adaptive, Budget, Policy};
+use crate::tiering::policy::{Adaptive, Budget, Done, Policy};
 use crate::tiering::region::{Region, RegionMap, Thresholds};
 use crate::tiering::report::PauseReason;
 use crate::tiering::settings::AdaptiveSettings;
-use crate::units::{Bytes, NodeId, PageRange, Pid, VirtAddr};
+use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
 fn adaptive() -> Adaptive {
     Adaptive::new(AdaptiveSettings::default())
@@ -136,6 +136,37 @@ fn it_says_nothing_of_whether_exchanges_pay() {
     assert!(moves.iter().all(|m| m.reason == Reason::Headroom));
     assert!(!moves.is_empty());
     assert_eq!(policy.holds_back(), Some(PauseReason::NoGain));
+}
+
+#[test]
+fn it_neither_grows_nor_shrinks_what_exchanges_may_move() {
+    let settings = AdaptiveSettings {
+        first_bytes: Bytes::from_mib(16),
+        ..AdaptiveSettings::default()
+    };
+    let mut policy = Adaptive::new(settings);
+    let (cold, hot) = ([(0.0, 0); 40], [(3.0, 3); 40]);
+    let cold_only = regions(&cold);
+    let mut done = Done::default();
+    for epoch in 1..20 {
+        let scene = Scene {
+            epoch,
+            done,
+            lacking: [40, 0, 0, 0],
+            ..Scene::of(&cold_only, [0, 100, 100, 100])
+        };
+        let moves = testing::decide(&mut policy, scene, ALL);
+        assert_eq!(sum(moves.iter()), Bytes::from_mib(4), "{epoch}");
+        done.given_back = sum(moves.iter());
+        done.cost = Nanos(done.given_back.0 / 2);
+    }
+    let both = regions(&[cold, hot].concat());
+    let scene = Scene {
+        epoch: 20,
+        ..Scene::of(&both, [0, 100, 100, 100])
+    };
+    let moves = testing::decide(&mut policy, scene, ALL);
+    assert_eq!(sum(moves.iter()), Bytes::from_mib(16));
 }
 
 /// A target on nodes of which the fastest has so many MiB, of which 8 are to stay free.
