@@ -243,8 +243,9 @@ fn a_node_that_fills_in_mid_batch() {
     let pid = process.pid();
     process.said("ready");
     let site = Site::new().every(Duration::from_secs(10));
-    // So slowly, and for so long, that the node fills in the middle of it.
-    let slowly = "[migration]\nbytes_per_second = \"4MiB\"";
+    // So slowly, and for so long, that the node fills in the middle of it; and more than
+    // the lists of each CPU have, which nobody can fill: up to 30 MiB here.
+    let slowly = "[migration]\nbytes_per_second = \"16MiB\"";
     site.write_config_of(pid, slowly);
     let daemon = site.start();
     eprintln!("filled: {}", process.said("surprised"));

@@ -343,7 +343,9 @@ fn fill(node: NodeId) -> Buffer {
     let usage = usage.iter().find(|u| u.node == node).expect("the node");
     let leave = usage.reserve.saturating_sub(Bytes::from_mib(2));
     let free = || node_free(&root, node).expect("the node's meminfo");
-    let buffer = Buffer::new(free().saturating_sub(leave), HugePages::Wanted).expect("memory");
+    // Small pages: the last huge ones of a node are long in coming.
+    let wanted = free().saturating_sub(leave);
+    let buffer = Buffer::new(wanted, HugePages::Refused).expect("memory");
     buffer.bind(node).expect("binding");
     for part in buffer.words().chunks(512 * WORDS_PER_PAGE) {
         if free() < leave {
