@@ -90,6 +90,7 @@ fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observ
                 .into_iter()
                 .collect(),
             cpu_time: Nanos::from_secs(10 * cpus * turn),
+            memory_time: Nanos::from_secs(10 * cpus * turn),
             cpu_share: vec![(NodeId(0), 1.0)],
             allowed_nodes: None,
             excluded: Vec::new(),

@@ -12,8 +12,8 @@
 //! that was missed is not caught up with.
 
 use crate::ports::{
-    Calibration, FolioPace, MoveLimits, PortError, Ports, Recorder, SamplerKind, TargetEvent,
-    TargetSpec, Threads, Wake,
+    Calibration, Families, FolioPace, MoveLimits, PortError, Ports, Recorder, SamplerKind,
+    TargetEvent, TargetSpec, Threads, Wake,
 };
 use crate::tiering::engine::Engine;
 use crate::tiering::looks::Looks;
@@ -117,6 +117,7 @@ pub struct EpochLoop {
     /// watched.
     hurry: bool,
     recorder: Option<Box<dyn Recorder>>,
+    families: Families,
 }
 
 impl EpochLoop {
@@ -142,6 +143,7 @@ impl EpochLoop {
             forgotten: Vec::new(),
             hurry: true,
             recorder: None,
+            families: Families::default(),
         };
         this.clocks.kernel = this.ports.sampler.kernel_cpu_time();
         this.calibrate();
@@ -423,6 +425,12 @@ impl EpochLoop {
         events: &mut Vec<TargetEvent>,
     ) -> Result<Observation, PortError> {
         let targets = self.ports.targets.read(events)?;
+        let families = Families::of(&targets);
+        if families != self.families {
+            self.ports.sampler.relate(&families);
+            self.ports.mover.relate(&families);
+            self.families = families;
+        }
         let mut residency: Vec<RangeResidency> = Vec::new();
         let before = self.ports.clock.thread_cpu_time();
         for sweep in self.plan.iter().flat_map(|p| &p.sweeps) {

@@ -1,6 +1,7 @@
 //! The seam between deciding and the machine: each trait is implemented by
 //! [`sys`](crate::sys) over the kernel and by [`sim`](crate::sim) over a model.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use crate::tiering::observation::{
@@ -83,6 +84,10 @@ pub enum MappingFilter {
 }
 
 /// One `[[targets]]` of the configuration, or one `attach`.
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a key of the configuration"
+)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetSpec {
     /// Its name in metrics; `None`: the command's name.
@@ -101,6 +106,9 @@ pub struct TargetSpec {
     pub move_bound: bool,
     /// Move `mlock`ed memory as well.
     pub move_locked: bool,
+    /// Move memory that it maps as shared as well, as far as nobody but the processes
+    /// found with it maps it.
+    pub move_shared: bool,
     /// Its part of the fastest memory beside other targets' ([`Share`]).
     ///
     /// [`Share`]: crate::tiering::observation::Share
@@ -121,6 +129,7 @@ impl TargetSpec {
             exclude: Vec::new(),
             move_bound: false,
             move_locked: false,
+            move_shared: true,
             weight: None,
             floor: Bytes::ZERO,
         }
@@ -158,6 +167,29 @@ pub enum TargetEvent {
         /// Why.
         why: String,
     },
+}
+
+/// Processes that one `[[targets]]` found, with the same nodes allowed: what only they
+/// share is theirs to move.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Families(Vec<Vec<Pid>>);
+
+impl Families {
+    /// Of these targets: families of two and more.
+    pub fn of(targets: &[TargetMap]) -> Self {
+        let mut families: BTreeMap<_, Vec<Pid>> = BTreeMap::new();
+        for target in targets {
+            let key = (target.share.entry, target.allowed_nodes.as_ref());
+            families.entry(key).or_default().push(target.pid);
+        }
+        Self(families.into_values().filter(|f| f.len() > 1).collect())
+    }
+
+    /// That of a process, itself among them; `None` where it is alone.
+    pub fn of_process(&self, pid: Pid) -> Option<&[Pid]> {
+        let family = self.0.iter().find(|family| family.contains(&pid))?;
+        Some(family)
+    }
 }
 
 /// Finds the targets and their mappings.
@@ -237,6 +269,8 @@ pub trait AccessSampler {
     fn take_set_again(&mut self) -> u64 {
         0
     }
+    /// Which processes belong together from now on.
+    fn relate(&mut self, _families: &Families) {}
     /// What its verdicts can and cannot tell, in one honest line.
     fn resolution(&self) -> String {
         String::new()
@@ -312,6 +346,8 @@ pub struct FolioPace {
 pub trait PageMover {
     /// Tries the moves in order. Per-page trouble is in the outcome.
     fn apply(&mut self, moves: &[Move], limits: MoveLimits) -> Result<MoveOutcome, PortError>;
+    /// Which processes belong together from now on.
+    fn relate(&mut self, _families: &Families) {}
     /// CPU time spent moving since the start, on all threads.
     fn cpu_time(&self) -> Nanos;
     /// What it has learnt of small folios and of huge ones; `None` where that is not

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use hmkeeper::ports::{MoveLimits, PageMover, Residency, TargetSpec, Targets, Threads, Topology};
-use hmkeeper::sys::move_pages::locate;
+use hmkeeper::sys::move_pages::{Which, locate, move_to};
 use hmkeeper::sys::mover::SysMover;
 use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE};
 use hmkeeper::sys::residency::SysResidency;
@@ -545,7 +545,7 @@ fn bare_loop(buffer: &Buffer, to: NodeId, step: u64, batch: usize) -> f64 {
         .collect();
     let began = Instant::now();
     for chunk in units.chunks(batch) {
-        hmkeeper::sys::move_pages::move_to(us(), chunk, to).unwrap();
+        move_to(us(), chunk, to, Which::Alone).unwrap();
     }
     began.elapsed().as_secs_f64() * 1e6 / units.len() as f64
 }

@@ -337,6 +337,7 @@ fn a_picture_does_not_grow_with_its_recording() {
             })
             .collect(),
         cpu_time: Nanos::from_secs(at * 300),
+        memory_time: Nanos::from_secs(at * 300),
         cpu_share: vec![],
         allowed_nodes: None,
         excluded: vec![],

@@ -14,7 +14,7 @@ use common::{
     wait_for,
 };
 use hmkeeper::demo::workload::lines::Line;
-use hmkeeper::sys::move_pages::{Status, move_to};
+use hmkeeper::sys::move_pages::{Status, Which, move_to};
 use hmkeeper::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 
 /// A small seeded generator (Numerical Recipes' constants).
@@ -63,7 +63,7 @@ fn every_byte_survives_forced_moves() {
                     .map(|i| VirtAddr(range.start().0 + (first + i) * 4096))
                     .collect();
                 let to = NodeId(u32::try_from(random.below(4)).expect("a node"));
-                match move_to(pid, &pages, to) {
+                match move_to(pid, &pages, to, Which::Alone) {
                     Ok((_, status)) => {
                         let left = status.iter().filter(|&&s| s != Status::On(to)).count();
                         tried.fetch_add(256, Ordering::Relaxed);

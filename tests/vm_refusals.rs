@@ -76,7 +76,7 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
     let [plain, pinned, locked, bound, forked] =
         ["plain", "pinned", "locked", "bound", "forked"].map(|kind| process.range(kind));
     let site = Site::new();
-    site.write_config(&body(pid, ""));
+    site.write_config(&format!("{}move_shared = false\n", body(pid, "")));
     let mut daemon = site.start();
     daemon.until_watching(pid);
 
@@ -112,7 +112,7 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
         "`move_locked = true`",
         "`move_bound = true`",
         "hugetlb pool",
-        "mapped as shared",
+        "`move_shared = false`",
         "until that ends or writes",
         "held by the kernel",
         "among nodes 0,3 only",

@@ -25,7 +25,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use hmkeeper::sys::move_pages::{Status, locate, move_to};
+use hmkeeper::sys::move_pages::{Status, Which, locate, move_to};
 use hmkeeper::sys::numa::HugePages;
 use hmkeeper::units::{Bytes, HUGE_PAGE_BYTES, NodeId, Pid, VirtAddr};
 use tierlat::{
@@ -401,7 +401,7 @@ fn moves(preset: &Preset, from: u32, to: u32, huge: HugePages, page: u64, on: bo
         let pages: Vec<VirtAddr> = (0..count).map(|i| VirtAddr(start + i * page)).collect();
         charge(on);
         let began = Instant::now();
-        let (_, status) = move_to(us, &pages, NodeId(to)).expect("move_pages");
+        let (_, status) = move_to(us, &pages, NodeId(to), Which::Alone).expect("move_pages");
         let took = began.elapsed();
         charge(false);
         let moved = |&s: &Status| s == Status::On(NodeId(to));

@@ -136,6 +136,7 @@ impl Ours {
                 kind: TargetKind::Generic,
                 eligible: whole().into_iter().collect(),
                 cpu_time: Nanos(cpu.0 * self.epoch),
+                memory_time: Nanos(cpu.0 * self.epoch),
                 cpu_share: vec![(NodeId(0), 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),

@@ -374,12 +374,13 @@ fn targets(check: &mut Checker, raw: &[Spanned<RawTarget>]) -> Vec<TargetSpec> {
         let kind = check
             .one_of(raw.kind.as_ref(), &key("kind"), &kinds)
             .unwrap_or_default();
-        let mut flag = |entry: &Option<Entry>, name: &str| {
-            check.boolean(entry.as_ref(), &key(name)).unwrap_or(false)
+        let mut flag = |entry: &Option<Entry>, name: &str, default| {
+            (check.boolean(entry.as_ref(), &key(name))).unwrap_or(default)
         };
-        let follow_children = flag(&raw.follow_children, "follow_children");
-        let move_bound = flag(&raw.move_bound, "move_bound");
-        let move_locked = flag(&raw.move_locked, "move_locked");
+        let follow_children = flag(&raw.follow_children, "follow_children", false);
+        let move_bound = flag(&raw.move_bound, "move_bound", false);
+        let move_locked = flag(&raw.move_locked, "move_locked", false);
+        let move_shared = flag(&raw.move_shared, "move_shared", true);
         let remedy = "write 1, and more for who shall have more";
         let weight = check.integer(raw.weight.as_ref(), &key("weight"), 1, 10_000, remedy);
         let floor = check.bytes(raw.floor.as_ref(), &key("floor"), Bytes(PAGE_BYTES));
@@ -402,6 +403,7 @@ fn targets(check: &mut Checker, raw: &[Spanned<RawTarget>]) -> Vec<TargetSpec> {
             exclude,
             move_bound,
             move_locked,
+            move_shared,
             weight: weight.and_then(|weight| u16::try_from(weight).ok()),
             floor: floor.unwrap_or_default(),
         };

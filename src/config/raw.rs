@@ -192,6 +192,7 @@ pub struct RawTarget {
     pub exclude: Option<Entry>,
     pub move_bound: Option<Entry>,
     pub move_locked: Option<Entry>,
+    pub move_shared: Option<Entry>,
     pub weight: Option<Entry>,
     pub floor: Option<Entry>,
 }

@@ -41,6 +41,7 @@ pub(super) fn observation(at: u64) -> Observation {
         kind: TargetKind::Generic,
         eligible: vec![range],
         cpu_time: Nanos(5),
+        memory_time: Nanos(5),
         cpu_share: vec![(NodeId(0), 1.0)],
         allowed_nodes: Some(vec![NodeId(0)]),
         excluded: vec![(Exclusion::Locked, Bytes(4096))],

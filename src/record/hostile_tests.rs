@@ -104,6 +104,7 @@ fn busy(at: u64) -> Observation {
             range(start + BYTES, start + BYTES * 3 / 2),
         ];
         target.cpu_time = Nanos::from_secs(at * 9);
+        target.memory_time = target.cpu_time;
         target.allowed_nodes = None;
         for i in 0..24 {
             let addr = start + i % 12 * (BYTES / 32) + i / 12 * BYTES + at * PAGE_BYTES;
@@ -381,6 +382,7 @@ fn memory_does_not_follow_what_a_file_claims() {
         for at in 1..3 {
             seen.at = Nanos::from_secs(at * 10);
             seen.targets[0].cpu_time = Nanos::from_secs(at * 1000);
+            seen.targets[0].memory_time = Nanos::from_secs(at * 1000);
             frames.push(Frame::Observed(Box::new(seen.clone())));
         }
         let bytes = file_of(&payloads(&frames));
@@ -515,6 +517,7 @@ proptest! {
             let start = start * PAGE_BYTES;
             seen.targets[0].eligible = vec![range(start, start + span * PAGE_BYTES)];
             seen.targets[0].cpu_time = Nanos(n(1) >> 2);
+            seen.targets[0].memory_time = Nanos(n(8) >> 2);
             seen.capacity = n(2);
             seen.nodes[0].free = Bytes(n(3));
             seen.nodes[0].reserve = Bytes(n(4));

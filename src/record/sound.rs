@@ -177,6 +177,7 @@ fn observation(seen: &Observation) -> Sound {
 
 fn target(target: &TargetMap) -> Sound {
     time(target.cpu_time)?;
+    time(target.memory_time)?;
     for range in &target.eligible {
         reachable(*range)?;
     }

@@ -82,6 +82,7 @@ impl Targets for SimTargets {
                 kind: TargetKind::Generic,
                 eligible: vec![process.range],
                 cpu_time: cpu_time(process, machine.now),
+                memory_time: cpu_time(process, machine.now),
                 cpu_share: vec![(process.home, 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),

@@ -1,10 +1,12 @@
 //! What the page maps of all targets say of the samples, read in spans.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use super::pagemap::{self, Entry, Pagemap};
+use super::pagemap::{self, Entry, Pagemap, Pfn};
 use super::root::Root;
+use super::sharers::Sharers;
+use crate::ports::Families;
 use crate::tiering::observation::{Sample, TargetId};
 use crate::units::Pid;
 
@@ -32,6 +34,9 @@ pub(super) struct Frames {
     samples: Vec<Sample>,
     entries: Vec<Entry>,
     span: Vec<Entry>,
+    sharers: Sharers,
+    /// Of pages that others map too, whether these are all of their family.
+    own: HashMap<(Pid, Pfn), bool>,
 }
 
 impl Frames {
@@ -42,6 +47,8 @@ impl Frames {
             samples: Vec::new(),
             entries: Vec::new(),
             span: Vec::new(),
+            sharers: Sharers::new(root),
+            own: HashMap::new(),
         }
     }
 
@@ -55,6 +62,27 @@ impl Frames {
         &self.entries
     }
 
+    /// Which processes belong together from now on.
+    pub(super) fn relate(&mut self, families: &Families) {
+        self.sharers.relate(families);
+        self.own.clear();
+    }
+
+    /// Whether somebody maps the page behind a sample who is not of its process's family.
+    /// What was found of a page holds for as long as the samples stay.
+    pub(super) fn is_shared(&mut self, index: usize) -> bool {
+        let (sample, entry) = (self.samples[index], self.entries[index]);
+        let Some(pfn) = entry.pfn().filter(|_| !entry.exclusive()) else {
+            return !entry.exclusive();
+        };
+        let sharers = &mut self.sharers;
+        !*self.own.entry((sample.pid, pfn)).or_insert_with(|| {
+            let mut own = Vec::new();
+            sharers.find_own(sample.pid, sample.addr.page_index(), &[entry], &mut own);
+            own == [true]
+        })
+    }
+
     /// Takes the sample set over; `false` when it is the one at hand. Page maps
     /// of targets no longer in it are closed, those that had ended are tried
     /// anew: the target may run another program.
@@ -64,6 +92,8 @@ impl Frames {
         }
         self.samples.clear();
         self.samples.extend_from_slice(samples);
+        self.own.clear();
+        self.sharers.let_go();
         for map in self.maps.values_mut() {
             map.used = false;
         }

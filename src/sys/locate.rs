@@ -15,6 +15,8 @@ use super::large_folios::smallest_anonymous_order;
 use super::move_pages::{self, Status};
 use super::pagemap::{self, Entry, Pagemap, Pfn, PfnNodes};
 use super::root::Root;
+use super::sharers::Sharers;
+use crate::ports::Families;
 use crate::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PAGE_SHIFT, PageRange, Pid, VirtAddr};
 
 /// Pages looked at in one read: 32 KiB of page map.
@@ -43,13 +45,33 @@ enum Want {
     Folios,
 }
 
+/// Who maps a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mappers {
+    /// This process alone.
+    Alone,
+    /// Others of its family, and nobody else.
+    Family,
+    /// Others too, as far as we know.
+    Others,
+}
+
+impl Mappers {
+    fn of(exclusive: bool, own: bool) -> Self {
+        match (exclusive, own) {
+            (true, _) => Self::Alone,
+            (false, true) => Self::Family,
+            (false, false) => Self::Others,
+        }
+    }
+}
+
 /// A page that is present.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     addr: VirtAddr,
     node: NodeId,
-    /// No other process maps it.
-    exclusive: bool,
+    mappers: Mappers,
     /// Where they were read.
     frame: Option<(Pfn, Flags)>,
     /// More than one: a huge page as a whole.
@@ -65,6 +87,8 @@ pub(super) struct Found {
     pub(super) node: NodeId,
     /// Pages of 4 KiB within the range.
     pub(super) pages: u64,
+    /// Whether others of its family map it.
+    pub(super) shared: bool,
 }
 
 /// Looks pages up.
@@ -80,6 +104,9 @@ pub(super) struct Locator {
     nodes: PfnNodes,
     uses_left: u32,
     entries: Vec<Entry>,
+    sharers: Sharers,
+    /// Which of `entries` only a family maps; empty: none.
+    own: Vec<bool>,
     /// Flags of the run of frames under way.
     frames: Vec<Option<Flags>>,
     /// A zero page that was met.
@@ -100,6 +127,8 @@ impl Locator {
             nodes: PfnNodes::default(),
             uses_left: 0,
             entries: Vec::new(),
+            sharers: Sharers::new(root),
+            own: Vec::new(),
             frames: Vec::new(),
             zero: None,
             order: None,
@@ -116,6 +145,12 @@ impl Locator {
     /// Closes what is held open.
     pub(super) fn let_go(&mut self) {
         self.held = None;
+        self.sharers.let_go();
+    }
+
+    /// Which processes belong together from now on.
+    pub(super) fn relate(&mut self, families: &Families) {
+        self.sharers.relate(families);
     }
 
     fn map_of(&mut self, pid: Pid) -> io::Result<Arc<Pagemap>> {
@@ -236,7 +271,7 @@ impl Locator {
             Some(Page {
                 addr,
                 node: self.nodes.node(pfn)?,
-                exclusive: true,
+                mappers: Mappers::Alone,
                 frame: None,
                 pages: HUGE_PAGES,
             })
@@ -260,7 +295,12 @@ impl Locator {
         if self.entries.is_empty() {
             return Ok(ControlFlow::Break(()));
         }
-        let mut unplaced: Vec<(VirtAddr, bool)> = Vec::new();
+        self.own.clear();
+        if want == Want::Folios {
+            let first = start.page_index();
+            (self.sharers).find_own(pid, first, &self.entries, &mut self.own);
+        }
+        let mut unplaced: Vec<(VirtAddr, Mappers)> = Vec::new();
         // Where the last frame was found.
         let mut span = (0..0, NodeId(0));
         let mut index = 0;
@@ -275,7 +315,7 @@ impl Locator {
                 let page = Page {
                     addr: VirtAddr(start.0 + ((index as u64) << PAGE_SHIFT)),
                     node: span.1,
-                    exclusive: true,
+                    mappers: Mappers::Alone,
                     frame: None,
                     pages: 1,
                 };
@@ -288,6 +328,8 @@ impl Locator {
             let run = self.run(index, want)?;
             for (offset, flags) in (0..run).zip(self.frames.iter().copied()) {
                 let entry = self.entries[index + offset];
+                let own = self.own.get(index + offset).copied().unwrap_or(false);
+                let mappers = Mappers::of(entry.exclusive(), own);
                 let addr = VirtAddr(start.0 + (((index + offset) as u64) << PAGE_SHIFT));
                 if flags.is_some_and(Flags::zero_page) {
                     self.zero = entry.pfn();
@@ -303,13 +345,13 @@ impl Locator {
                         })
                 });
                 let Some(pfn) = placed else {
-                    unplaced.push((addr, entry.exclusive()));
+                    unplaced.push((addr, mappers));
                     continue;
                 };
                 let page = Page {
                     addr,
                     node: span.1,
-                    exclusive: entry.exclusive(),
+                    mappers,
                     frame: flags.map(|flags| (pfn, flags)),
                     pages: 1,
                 };
@@ -399,15 +441,14 @@ impl Locator {
 
     /// Adds to `out` the folios of a range that are on `from`, in order of address,
     /// until they hold `limit` pages. The last one counts whole. One that `skip` gives a
-    /// reason for, by its first page and whether no other process maps that, is left
-    /// out. Returns the pages found, and those left out by reason.
+    /// reason for, by a page and who maps that, is left out. Returns the pages found, and those left out by reason.
     pub(super) fn folios_on<R: Copy + PartialEq>(
         &mut self,
         pid: Pid,
         range: PageRange,
         from: NodeId,
         limit: u64,
-        skip: impl Fn(VirtAddr, bool) -> Option<R>,
+        skip: impl Fn(VirtAddr, Mappers) -> Option<R>,
         out: &mut Vec<Found>,
     ) -> io::Result<(u64, Vec<(R, u64)>)> {
         let mut last: Option<(VirtAddr, Pfn)> = None;
@@ -429,27 +470,46 @@ impl Locator {
                 if pages >= limit {
                     return ControlFlow::Break(());
                 }
-                skipping = skip(page.addr, page.exclusive);
+                skipping = skip(page.addr, page.mappers);
+            } else if skipping.is_none()
+                && page.mappers == Mappers::Others
+                && let Some(why) = skip(page.addr, page.mappers)
+            {
+                // It moves as a whole or not at all.
+                skipping = Some(why);
+                if let Some(found) = out.pop() {
+                    pages -= found.pages;
+                    leave_out(&mut skipped, why, found.pages);
+                }
             }
             if let Some(why) = skipping {
-                match skipped.iter_mut().find(|(w, _)| *w == why) {
-                    Some((_, sum)) => *sum += page.pages,
-                    None => skipped.push((why, page.pages)),
-                }
+                leave_out(&mut skipped, why, page.pages);
                 return ControlFlow::Continue(());
             }
+            let shared = page.mappers != Mappers::Alone;
             match out.last_mut() {
-                Some(found) if follows => found.pages += 1,
+                Some(found) if follows => {
+                    found.pages += 1;
+                    found.shared |= shared;
+                }
                 _ => out.push(Found {
                     addr: page.addr,
                     node: page.node,
                     pages: page.pages,
+                    shared,
                 }),
             }
             pages += page.pages;
             ControlFlow::Continue(())
         })?;
         Ok((pages, skipped))
+    }
+}
+
+fn leave_out<R: PartialEq>(skipped: &mut Vec<(R, u64)>, why: R, pages: u64) {
+    match skipped.iter_mut().find(|(w, _)| *w == why) {
+        Some((_, sum)) => *sum += pages,
+        None => skipped.push((why, pages)),
     }
 }
 
@@ -485,7 +545,7 @@ fn anonymous_flags(
 /// Asks the kernel for pages whose frame tells nothing.
 fn ask(
     pid: Pid,
-    pages: &[(VirtAddr, bool)],
+    pages: &[(VirtAddr, Mappers)],
     each: &mut impl FnMut(Page) -> ControlFlow<()>,
 ) -> io::Result<ControlFlow<()>> {
     let addresses: Vec<VirtAddr> = pages.iter().map(|&(addr, _)| addr).collect();
@@ -497,12 +557,12 @@ fn ask(
         }
         Err(e) => return Err(e),
     };
-    for (&(addr, exclusive), status) in pages.iter().zip(status) {
+    for (&(addr, mappers), status) in pages.iter().zip(status) {
         if let Status::On(node) = status {
             let page = Page {
                 addr,
                 node,
-                exclusive,
+                mappers,
                 frame: None,
                 pages: 1,
             };

@@ -20,6 +20,7 @@ pub mod referenced;
 pub mod residency;
 pub mod root;
 pub mod sampler;
+mod sharers;
 mod smaps;
 pub mod soft_dirty;
 mod state;

@@ -14,8 +14,28 @@ use crate::units::{NodeId, Pid, VirtAddr};
 /// `MPOL_MF_MOVE` of `linux/mempolicy.h`, which libc does not have: move pages
 /// that this process alone maps.
 pub const MPOL_MF_MOVE: i32 = 1 << 1;
+/// The same: also those that other processes map (`CAP_SYS_NICE`).
+pub const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
 /// What a status is before the kernel writes it; no errno has this value.
 const UNTOUCHED: i32 = i32::MIN;
+
+/// Which pages move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// Those that the process alone maps.
+    Alone,
+    /// Those that others map as well.
+    All,
+}
+
+impl Which {
+    fn flag(self) -> i32 {
+        match self {
+            Self::Alone => MPOL_MF_MOVE,
+            Self::All => MPOL_MF_MOVE_ALL,
+        }
+    }
+}
 
 /// What the kernel says of one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,14 +102,20 @@ pub fn locate(pid: Option<Pid>, pages: &[VirtAddr]) -> io::Result<Vec<Option<Nod
 ///
 /// # Errors
 /// `ESRCH` when the process has ended; `EACCES` when its cpuset forbids the
-/// node; `ENODEV` when there is no such node; `EPERM` without the right.
-pub fn move_to(pid: Pid, pages: &[VirtAddr], node: NodeId) -> io::Result<(bool, Vec<Status>)> {
+/// node; `ENODEV` when there is no such node; `EPERM` without the right, for
+/// [`Which::All`] without `CAP_SYS_NICE`.
+pub fn move_to(
+    pid: Pid,
+    pages: &[VirtAddr],
+    node: NodeId,
+    which: Which,
+) -> io::Result<(bool, Vec<Status>)> {
     let node = i32::try_from(node.0).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let (left, status) = call(pid, pages, Some(node))?;
+    let (left, status) = call(pid, pages, Some((node, which)))?;
     Ok((left == 0, status))
 }
 
-fn call(pid: Pid, pages: &[VirtAddr], node: Option<i32>) -> io::Result<(i64, Vec<Status>)> {
+fn call(pid: Pid, pages: &[VirtAddr], to: Option<(i32, Which)>) -> io::Result<(i64, Vec<Status>)> {
     if pages.is_empty() {
         return Ok((0, Vec::new()));
     }
@@ -98,7 +124,7 @@ fn call(pid: Pid, pages: &[VirtAddr], node: Option<i32>) -> io::Result<(i64, Vec
         .map(|a| usize::try_from(a.0).map(std::ptr::without_provenance))
         .collect::<Result<_, _>>()
         .map_err(|_| io::ErrorKind::InvalidInput)?;
-    let nodes: Option<Vec<i32>> = node.map(|n| vec![n; pages.len()]);
+    let nodes: Option<Vec<i32>> = to.map(|(node, _)| vec![node; pages.len()]);
     let mut status = vec![UNTOUCHED; pages.len()];
     // SAFETY: the arrays hold `pages.len()` entries and outlive the call; the
     // addresses are looked up in the other process and never followed here.
@@ -112,7 +138,7 @@ fn call(pid: Pid, pages: &[VirtAddr], node: Option<i32>) -> io::Result<(i64, Vec
                 .as_ref()
                 .map_or(std::ptr::null(), |n: &Vec<i32>| n.as_ptr()),
             status.as_mut_ptr(),
-            if nodes.is_some() { MPOL_MF_MOVE } else { 0 },
+            to.map_or(0, |(_, which)| which.flag()),
         )
     };
     if rc < 0 {
@@ -126,9 +152,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flag_is_the_kernels() {
+    fn the_flags_are_the_kernels() {
         // include/uapi/linux/mempolicy.h
-        assert_eq!(MPOL_MF_MOVE, 2);
+        assert_eq!((MPOL_MF_MOVE, MPOL_MF_MOVE_ALL), (2, 4));
     }
 
     #[test]

@@ -45,7 +45,7 @@ use super::kpageflags::{Flags, Folio, KpageFlags};
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{Pfn, PfnNodes};
 use super::root::Root;
-use crate::ports::{AccessSampler, Calibration, PortError, SamplerKind};
+use crate::ports::{AccessSampler, Calibration, Families, PortError, SamplerKind};
 use crate::tiering::observation::{AccessSet, Sample, Seen, TargetId};
 use crate::units::{Nanos, VirtAddr};
 
@@ -396,7 +396,7 @@ impl AccessSampler for IdleSampler {
             } else if let Some(pfn) = slot.pfn {
                 let entry = self.frames.entries()[index];
                 seen.place(index, slot.order, self.nodes.node(pfn));
-                seen.note_shared(index, !entry.exclusive());
+                seen.note_shared(index, self.frames.is_shared(index));
                 if entry.soft_dirty() {
                     seen.note_written(index);
                 }
@@ -404,6 +404,10 @@ impl AccessSampler for IdleSampler {
         }
         seen.end_scan();
         Ok(())
+    }
+
+    fn relate(&mut self, families: &Families) {
+        self.frames.relate(families);
     }
 
     fn calibrate(&mut self) -> Result<Option<Calibration>, PortError> {

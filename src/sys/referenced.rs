@@ -37,7 +37,7 @@ use super::pagemap::{PfnNodes, is_gone};
 use super::root::Root;
 use super::smaps::{Mapping, NEARLY_ALL, mappings};
 use super::text::kib_field;
-use crate::ports::{AccessSampler, PortError, SamplerKind};
+use crate::ports::{AccessSampler, Families, PortError, SamplerKind};
 use crate::tiering::observation::{AccessSet, Sample, Seen};
 use crate::units::{Bytes, Nanos, PAGE_BYTES, Pid};
 
@@ -289,7 +289,7 @@ impl AccessSampler for ReferencedSampler {
                     let flags = self.flags.as_ref().map(|flags| flags.get(pfn));
                     flags.is_some_and(|flags| flags.is_ok_and(Flags::zero_page))
                 };
-                let shared = !entry.exclusive() && !entry.pfn().is_some_and(is_zero);
+                let shared = !entry.pfn().is_some_and(is_zero) && self.frames.is_shared(index);
                 seen.note_shared(index, shared);
                 if entry.soft_dirty() {
                     seen.note_written(index);
@@ -299,6 +299,10 @@ impl AccessSampler for ReferencedSampler {
         }
         seen.end_scan();
         Ok(())
+    }
+
+    fn relate(&mut self, families: &Families) {
+        self.frames.relate(families);
     }
 
     fn take_set_again(&mut self) -> u64 {

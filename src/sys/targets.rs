@@ -34,11 +34,13 @@ mod glob;
 mod maps;
 mod process;
 mod select;
+mod shared;
 
 use attributes::{Attributes, Known};
 use eligible::Eligible;
 pub(in crate::sys) use process::Stat;
 use process::{Handle, Status};
+use shared::{Lent, Memory, Owners};
 
 /// Looking for targets may take this share of elapsed time: 1 in so many.
 const SCAN_SHARE: u64 = 100;
@@ -62,6 +64,10 @@ struct Watched {
     locked_kib: u64,
     thread_times: HashMap<i32, Nanos>,
     cpu_share: Vec<(NodeId, f64)>,
+    lent: Lent,
+    /// Who owns the largest memory that it shares, if another does, and how much of what
+    /// it has present is shared.
+    lends: Option<(Pid, f64)>,
 }
 
 /// What reading a target came to.
@@ -90,6 +96,7 @@ pub struct SysTargets {
     next_scan: Nanos,
     /// Targets that share the time for reading attributes.
     sharers: usize,
+    owners: Owners,
     text: Vec<u8>,
     vmas: Vec<PageRange>,
     attributes: Vec<Option<Attributes>>,
@@ -113,6 +120,7 @@ impl SysTargets {
             spent: BTreeSet::new(),
             next_scan: Nanos::ZERO,
             sharers: 1,
+            owners: Owners::default(),
             text: Vec::new(),
             vmas: Vec::new(),
             attributes: Vec::new(),
@@ -243,6 +251,8 @@ impl SysTargets {
             locked_kib: 0,
             thread_times: HashMap::new(),
             cpu_share: Vec::new(),
+            lent: Lent::default(),
+            lends: None,
         })
     }
 
@@ -270,9 +280,25 @@ impl SysTargets {
         }
         self.learn_attributes(pid, watched, &status);
         let mut eligible = Eligible::default();
+        let mut largest = None;
         for (line, known) in maps::lines(&self.text).zip(&self.attributes) {
-            eligible.add(line, *known, &watched.spec);
+            let memory = Memory {
+                entry: watched.entry,
+                device: line.device,
+                inode: line.inode,
+            };
+            eligible.add(line, *known, &watched.spec, |line| {
+                let owner = self.owners.claim(memory, pid, status.shared_kib);
+                let bytes = line.range.bytes();
+                if let Some(owner) = owner.filter(|&owner| owner != pid) {
+                    largest = largest.max(Some((bytes, owner)));
+                }
+                owner == Some(pid)
+            });
         }
+        let present = (status.shared_kib + status.anonymous_kib).max(1);
+        let share = status.shared_kib as f64 / present as f64;
+        watched.lends = largest.map(|(_, owner)| (owner, share));
         self.share_cpu(pid, watched);
         let allowed = status
             .mems_allowed
@@ -289,6 +315,7 @@ impl SysTargets {
             excluded: eligible.excluded(),
             eligible: eligible.ranges,
             cpu_time: process::cpu_time(&self.root, pid, &stat),
+            memory_time: Nanos::ZERO,
             cpu_share: watched.cpu_share.clone(),
             allowed_nodes: allowed,
             share: Share {
@@ -306,7 +333,7 @@ impl SysTargets {
         let cut = watched.known.carry(&self.vmas, &mut self.attributes);
         let unknown = maps::lines(&self.text)
             .zip(&self.attributes)
-            .any(|(line, known)| known.is_none() && eligible::by_line(line).is_none());
+            .any(|(line, known)| known.is_none() && eligible::is_open(line, &watched.spec));
         let urgent = unknown || cut || status.locked_kib != watched.locked_kib;
         let began = monotonic();
         if !watched.known.is_due(began, urgent, self.sharers) {
@@ -463,12 +490,33 @@ impl Targets for SysTargets {
             false
         });
         self.watched = watched;
+        self.owners.settle();
+        self.lend(&mut all);
         all.sort_by_key(|t| t.id);
         Ok(all)
     }
 }
 
 impl SysTargets {
+    /// Counts each one's CPU time for the memory that it works on.
+    fn lend(&mut self, maps: &mut [TargetMap]) {
+        for map in &*maps {
+            let Some(one) = self.watched.get_mut(&map.pid) else {
+                continue;
+            };
+            let (owner, share) = one.lends.unzip();
+            let lent = one.lent.work(map.cpu_time, share.unwrap_or(0.0));
+            if let Some(owner) = owner.and_then(|owner| self.watched.get_mut(&owner)) {
+                owner.lent.take(lent);
+            }
+        }
+        for map in maps {
+            if let Some(one) = self.watched.get(&map.pid) {
+                map.memory_time = one.lent.counted();
+            }
+        }
+    }
+
     /// Takes hold of the program that a target runs now, under a new id.
     fn follow_exec(
         &mut self,

@@ -65,7 +65,7 @@ const SAMPLES_MOST: u64 = 1 << 22;
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     cpu: Nanos,
-    /// CPUs that it used.
+    /// CPUs that were used for its memory.
     load: f64,
     /// Whether it has memory that may be moved.
     is_watchable: bool,
@@ -256,11 +256,14 @@ impl Engine {
 
         // Of one that is new nothing says how busy it is: take it for busy
         // through a whole interval, since that is what its samples are for.
-        let (cpu, elapsed) = match tracked.cpu_time {
-            Some(before) => (target.cpu_time.saturating_sub(before), elapsed),
-            None => (profiling.interval, profiling.interval),
+        let now = (target.cpu_time, target.memory_time);
+        let (cpu, busy, elapsed) = match tracked.cpu_time.replace(now) {
+            Some((cpu, busy)) => {
+                let (cpu, busy) = (now.0.saturating_sub(cpu), now.1.saturating_sub(busy));
+                (cpu, busy, elapsed)
+            }
+            None => (profiling.interval, profiling.interval, profiling.interval),
         };
-        tracked.cpu_time = Some(target.cpu_time);
 
         tracked.settle(&target.cpu_share);
         tracked.map.sync(&target.eligible, initial);
@@ -286,7 +289,7 @@ impl Engine {
 
         let told = Told {
             cpu,
-            load: cpu.0 as f64 / elapsed.0.max(1) as f64,
+            load: busy.0 as f64 / elapsed.0.max(1) as f64,
             is_watchable: !tracked.map.regions().is_empty(),
             samples: mine.len() as u64,
             accessed: count(mine, |t| t.accessed > 0),

@@ -43,6 +43,10 @@ pub struct TargetMap {
     pub eligible: Vec<PageRange>,
     /// CPU time used by all its threads since it started.
     pub cpu_time: Nanos,
+    /// CPU time since it is watched that counts for its eligible memory: its own, without
+    /// what went to memory that it shares and another target has, with what others of
+    /// its family spent on memory that it has for them.
+    pub memory_time: Nanos,
     /// The share of its CPU time that each node with CPUs gave lately; sums
     /// to 1. The weights of its view of the tiers.
     pub cpu_share: Vec<(NodeId, f64)>,

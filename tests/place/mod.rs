@@ -1,4 +1,5 @@
 //! Buffers, children and moves for the tests of the real mover.
+#![allow(dead_code, reason = "shared by several test programs")]
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -64,7 +64,7 @@ use super::own_pages::own_pid;
 use super::pagemap::{Entry, PfnNodes};
 use super::root::Root;
 use super::state::{Note, Owner, StateDir};
-use crate::ports::{AccessSampler, PortError, SamplerKind};
+use crate::ports::{AccessSampler, Families, PortError, SamplerKind};
 use crate::tiering::observation::{AccessSet, Sample, Seen};
 use crate::units::{Nanos, Pid};
 
@@ -507,7 +507,7 @@ impl AccessSampler for DamonSampler {
                     let entry = self.frames.entries()[index];
                     let node = entry.pfn().and_then(|pfn| self.nodes.node(pfn));
                     seen.place(index, order, node);
-                    seen.note_shared(index, !entry.exclusive());
+                    seen.note_shared(index, self.frames.is_shared(index));
                     if entry.soft_dirty() {
                         seen.note_written(index);
                     }
@@ -516,6 +516,10 @@ impl AccessSampler for DamonSampler {
         }
         seen.end_scan();
         Ok(())
+    }
+
+    fn relate(&mut self, families: &Families) {
+        self.frames.relate(families);
     }
 
     fn capacity(&self) -> u64 {

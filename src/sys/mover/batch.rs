@@ -4,7 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::sys::clock::thread_cpu_time;
-use crate::sys::move_pages::{self, Status};
+use crate::sys::move_pages::{self, Status, Which};
 use crate::tiering::plan::PageCounts;
 use crate::units::{Nanos, NodeId, Pid, VirtAddr};
 
@@ -17,6 +17,8 @@ pub(super) struct Item {
     pub(super) addr: VirtAddr,
     /// Its pages of 4 KiB.
     pub(super) pages: u64,
+    /// Whether others of its family map it: they move with it.
+    pub(super) shared: bool,
 }
 
 /// What became of a folio.
@@ -121,7 +123,12 @@ impl Done {
 pub(super) fn call(&Call { pid, to, items }: &Call<'_>) -> Done {
     let pages: Vec<VirtAddr> = items.iter().map(|i| i.addr).collect();
     let (start, cpu) = (Instant::now(), thread_cpu_time());
-    let answer = move_pages::move_to(pid, &pages, to);
+    let which = if items.iter().any(|i| i.shared) {
+        Which::All
+    } else {
+        Which::Alone
+    };
+    let answer = move_pages::move_to(pid, &pages, to, which);
     let (elapsed, worked) = (start.elapsed(), thread_cpu_time().saturating_sub(cpu));
     let mut done = match answer {
         Ok((_, status)) => Done {

@@ -16,8 +16,8 @@
 //! directions at once: promotions, for which there is room by now, and the demotions
 //! that make room for the next. Before each batch the destination must have room for it
 //! beyond its reserve. What was busy is tried once more at the end; what was refused is
-//! remembered and left alone for longer each time. Pages that the page map shows to be
-//! shared are not asked for, and so moved as soon as they are not.
+//! remembered and left alone for longer each time. Pages that are shared with others than
+//! the target's own processes are not asked for, and so moved as soon as they are not.
 //!
 //! **Properties.** Never more bytes than the limit, nor more time or bytes per
 //! second, give or take one batch of each thread. Every page asked for and found is counted exactly
@@ -41,9 +41,9 @@ use self::refused::{Held, Refused};
 use self::room::{Room, Rooms};
 use self::slices::stretches;
 use super::clock::thread_cpu_time;
-use super::locate::Locator;
+use super::locate::{Locator, Mappers};
 use super::root::Root;
-use crate::ports::{FolioPace, MoveLimits, PageMover, PortError};
+use crate::ports::{Families, FolioPace, MoveLimits, PageMover, PortError};
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
@@ -149,13 +149,10 @@ impl SysMover {
             };
             found.clear();
             let (limit, refused) = (asked.limit.pages(), &self.refused);
-            // The kernel would refuse these (MPOL_MF_MOVE), page by page.
-            let held = |addr, exclusive| {
-                if exclusive {
-                    refused.rests(asked.pid, addr)
-                } else {
-                    Some(Held::Shared)
-                }
+            // What strangers map is not ours to move.
+            let held = |addr, mappers| match mappers {
+                Mappers::Others => Some(Held::Shared),
+                Mappers::Alone | Mappers::Family => refused.rests(asked.pid, addr),
             };
             let (pages, held) = self
                 .locator
@@ -178,6 +175,7 @@ impl SysMover {
                 index,
                 addr: f.addr,
                 pages: f.pages,
+                shared: f.shared,
             }));
         }
         Ok(items)
@@ -291,6 +289,10 @@ impl PageMover for SysMover {
             elapsed: turn.start.elapsed().into(),
             longest_call: turn.longest.into(),
         })
+    }
+
+    fn relate(&mut self, families: &Families) {
+        self.locator.relate(families);
     }
 
     fn cpu_time(&self) -> Nanos {

@@ -56,6 +56,7 @@ fn a_batch_fits_into_the_bytes_that_are_left() {
         index: 0,
         addr: VirtAddr(0),
         pages,
+        shared: false,
     };
     let items = [item(1), item(16), item(512)];
     assert_eq!(fitting(&items, Bytes::ZERO), 0);

@@ -3,6 +3,7 @@
 use super::attributes::Attributes;
 use super::glob;
 use super::maps::Line;
+use super::shared::is_shared_memory;
 use crate::ports::{MappingFilter, TargetSpec};
 use crate::tiering::observation::Exclusion;
 use crate::units::{Bytes, PageRange};
@@ -19,9 +20,20 @@ pub(super) struct Eligible {
 
 impl Eligible {
     /// Adds one mapping; they come in order. One whose attributes are not
-    /// known is neither eligible nor excluded.
-    pub(super) fn add(&mut self, line: Line<'_>, known: Option<Attributes>, spec: &TargetSpec) {
-        if let Some(why) = by_line(line) {
+    /// known is neither eligible nor excluded, nor is one of shared memory that another
+    /// process of the same target owns.
+    pub(super) fn add(
+        &mut self,
+        line: Line<'_>,
+        known: Option<Attributes>,
+        spec: &TargetSpec,
+        owns: impl FnOnce(Line<'_>) -> bool,
+    ) {
+        if may_be_owned(line, spec) {
+            if !owns(line) {
+                return;
+            }
+        } else if let Some(why) = by_line(line) {
             self.exclude(why, line.range.bytes());
             return;
         }
@@ -60,8 +72,18 @@ impl Eligible {
     }
 }
 
+/// Whether its line forbids nothing.
+pub(super) fn is_open(line: Line<'_>, spec: &TargetSpec) -> bool {
+    may_be_owned(line, spec) || by_line(line).is_none()
+}
+
+/// Whether the processes that map it may own this mapping together.
+fn may_be_owned(line: Line<'_>, spec: &TargetSpec) -> bool {
+    spec.move_shared && is_shared_memory(line)
+}
+
 /// What the line alone forbids.
-pub(super) fn by_line(line: Line<'_>) -> Option<Exclusion> {
+fn by_line(line: Line<'_>) -> Option<Exclusion> {
     if line.name.starts_with(b"/anon_hugepage") {
         return Some(Exclusion::Hugetlb);
     }
@@ -149,7 +171,7 @@ mod tests {
     fn gather(text: &str, known: Option<Attributes>, spec: &TargetSpec) -> Gathered {
         let mut eligible = Eligible::default();
         for line in maps::lines(text.as_bytes()) {
-            eligible.add(line, known, spec);
+            eligible.add(line, known, spec, |_| true);
         }
         let excluded = eligible.excluded();
         let pages = |r: &PageRange| (r.start().page_index(), r.end().page_index());
@@ -172,7 +194,9 @@ e000-f000 r-xp 00000000 00:00 0 [vdso]
 
     #[test]
     fn private_anonymous_memory_is_eligible_and_nothing_else() {
-        let (ranges, excluded) = gather(MAPS, Some(Attributes::default()), &spec());
+        let mut spec = spec();
+        spec.move_shared = false;
+        let (ranges, excluded) = gather(MAPS, Some(Attributes::default()), &spec);
         assert_eq!(ranges, [(3, 6), (0xc, 0xd)]);
         assert_eq!(
             excluded,
@@ -183,6 +207,20 @@ e000-f000 r-xp 00000000 00:00 0 [vdso]
                 (Exclusion::Special, 2),
             ]
         );
+    }
+
+    #[test]
+    fn shared_memory_is_its_owners() {
+        let (ranges, excluded) = gather(MAPS, Some(Attributes::default()), &spec());
+        assert_eq!(ranges, [(3, 6), (7, 9), (0xc, 0xd)]);
+        assert!(excluded.iter().all(|&(why, _)| why != Exclusion::Shared));
+        let mut eligible = Eligible::default();
+        for line in maps::lines(MAPS.as_bytes()) {
+            eligible.add(line, Some(Attributes::default()), &spec(), |_| false);
+        }
+        let another = (VirtAddr(0x7000), VirtAddr(0x9000));
+        assert!((eligible.ranges.iter()).all(|r| (r.start(), r.end()) != another));
+        assert!((eligible.excluded().iter()).all(|&(why, _)| why != Exclusion::Shared));
     }
 
     #[test]
@@ -222,6 +260,6 @@ e000-f000 r-xp 00000000 00:00 0 [vdso]
         spec.exclude = vec![range(0xc000, 0x1_0000)];
         let (ranges, excluded) = gather(MAPS, Some(Attributes::default()), &spec);
         assert_eq!(ranges, [(3, 4), (5, 6)]);
-        assert!(excluded.contains(&(Exclusion::Configured, 2)));
+        assert!(excluded.contains(&(Exclusion::Configured, 4)));
     }
 }

@@ -19,6 +19,9 @@ pub(super) struct Line<'a> {
     pub(super) perms: [u8; 4],
     /// Whether a file, or shared memory, stands behind it.
     pub(super) has_file: bool,
+    /// The device and the inode of that; 0 where there is none.
+    pub(super) device: u64,
+    pub(super) inode: u64,
     /// Empty for an anonymous mapping that nobody has named.
     pub(super) name: &'a [u8],
 }
@@ -53,6 +56,13 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
         range,
         perms,
         has_file: inode != b"0" || device.iter().any(|b| !matches!(b, b'0' | b':')),
+        device: split_once(device, b':')
+            .and_then(|(major, minor)| Some(hex(major)? << 32 | hex(minor)?))
+            .unwrap_or(0),
+        inode: std::str::from_utf8(inode)
+            .ok()
+            .and_then(|i| i.parse().ok())
+            .unwrap_or(0),
         name,
     })
 }
@@ -81,6 +91,8 @@ mod tests {
         assert!(!all[1].has_file);
         assert_eq!(all[1].range.start(), VirtAddr(0x7ffd_0000));
         assert_eq!(&all[2].perms, b"rw-s");
+        assert_eq!((all[0].device, all[0].inode), (8 << 32 | 2, 173_521));
+        assert_eq!((all[2].device, all[2].inode), (1, 7));
     }
 
     #[test]

@@ -84,6 +84,10 @@ pub(super) struct Status {
     pub(super) mems_allowed: Option<Vec<NodeId>>,
     /// How much of its memory is locked, in KiB.
     pub(super) locked_kib: u64,
+    /// How much of what it maps as shared memory is present, in KiB.
+    pub(super) shared_kib: u64,
+    /// The same of its anonymous memory.
+    pub(super) anonymous_kib: u64,
 }
 
 impl Status {
@@ -99,10 +103,9 @@ impl Status {
                     status.mems_allowed =
                         text::parse_list(value).map(|l| l.into_iter().map(NodeId).collect());
                 }
-                "VmLck" => {
-                    let kib = value.trim().trim_end_matches("kB").trim();
-                    status.locked_kib = kib.parse().unwrap_or(0);
-                }
+                "VmLck" => status.locked_kib = kib(value),
+                "RssAnon" => status.anonymous_kib = kib(value),
+                "RssShmem" => status.shared_kib = kib(value),
                 _ => {}
             }
         }
@@ -113,6 +116,11 @@ impl Status {
         let bytes = fs::read(root.proc(format!("{pid}/status"))).ok()?;
         Some(Self::parse(&String::from_utf8_lossy(&bytes)))
     }
+}
+
+fn kib(value: &str) -> u64 {
+    let number = value.trim().trim_end_matches("kB").trim();
+    number.parse().unwrap_or(0)
 }
 
 /// Arguments joined by blanks, as bytes.
@@ -250,10 +258,12 @@ mod tests {
 
     #[test]
     fn status_tells_nodes_and_locked_memory() {
-        let status =
-            Status::parse("Name:\tx\nTgid:\t12\nVmLck:\t       8 kB\nMems_allowed_list:\t0,2-3\n");
+        let status = Status::parse(
+            "Name:\tx\nTgid:\t12\nVmLck:\t       8 kB\nRssAnon:\t 9 kB\nRssShmem:\t  12 kB\nMems_allowed_list:\t0,2-3\n",
+        );
         assert_eq!(status.process, Some(Pid(12)));
-        assert_eq!(status.locked_kib, 8);
+        let kib = [status.locked_kib, status.anonymous_kib, status.shared_kib];
+        assert_eq!(kib, [8, 9, 12]);
         assert_eq!(
             status.mems_allowed,
             Some(vec![NodeId(0), NodeId(2), NodeId(3)])

@@ -18,7 +18,9 @@ pub(in crate::telemetry) fn explained(reason: PauseReason) -> String {
 /// Why a mapping is never moved.
 pub(in crate::telemetry) fn excluded(why: Exclusion) -> &'static str {
     match why {
-        Exclusion::Shared => "mapped as shared, as of files or shmem; private memory is moved",
+        Exclusion::Shared => {
+            "mapped as shared: a file; or shared memory, and `move_shared = false`"
+        }
         Exclusion::File => "of files, such as programs; anonymous memory is moved",
         Exclusion::Locked => "mlocked by its program; `move_locked = true` of the target moves it",
         Exclusion::Hugetlb => "from the hugetlb pool; transparent huge pages are moved",

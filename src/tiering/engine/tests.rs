@@ -76,6 +76,7 @@ fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> Observation
             kind: TargetKind::Generic,
             eligible: vec![PageRange::new(VirtAddr(0), VirtAddr(8 * MIB)).unwrap()],
             cpu_time: Nanos::from_secs(second),
+            memory_time: Nanos::from_secs(second),
             cpu_share: vec![(NodeId(0), 1.0)],
             allowed_nodes: None,
             excluded: Vec::new(),
@@ -401,7 +402,7 @@ fn silence_of_a_busy_target_means_a_blind_sampler() {
     let mut plan = engine.step(&observation(10, Vec::new(), 0));
     for second in [20, 30, 40] {
         let mut seen = observation(second, plan.samples, 0);
-        seen.targets[0].cpu_time = Nanos::from_secs(10);
+        seen.targets[0].memory_time = Nanos::from_secs(10);
         plan = engine.step(&seen);
         assert_eq!(plan.report.paused, []);
     }
@@ -456,7 +457,7 @@ fn another(seen: &mut Observation, id: u32, mib: u64, cpu: Nanos) {
     target.eligible = PageRange::new(VirtAddr(0), VirtAddr(mib * MIB))
         .into_iter()
         .collect();
-    target.cpu_time = cpu;
+    (target.cpu_time, target.memory_time) = (cpu, cpu);
     seen.targets.push(target);
 }
 

@@ -22,7 +22,8 @@ pub(super) struct Tracked {
     pub(super) map: RegionMap,
     /// How far τ1 is raised, in shares of the scans.
     pub(super) raised: f32,
-    pub(super) cpu_time: Option<Nanos>,
+    /// CPU time of its own, and for its memory, when it was seen last.
+    pub(super) cpu_time: Option<(Nanos, Nanos)>,
     /// Epochs in a row in which it was busy and no sample was seen accessed.
     pub(super) silent: u32,
     /// Share of its CPU time per node: smoothed, and as its view was made of.
