@@ -2,10 +2,10 @@
 //! in scattered chunks that jumps.
 
 use hmkeeper::epoch::{EpochLoop, LoopSettings};
-use hmkeeper::ports::{TargetSpec, Threads};
+use hmkeeper::ports::{MoveLimits, TargetSpec, Threads};
 use hmkeeper::sim::{self, Machine, Process, Shared, Touch};
 use hmkeeper::tiering::observation::TargetId;
-use hmkeeper::tiering::plan::Reason;
+use hmkeeper::tiering::plan::{Direction, Move, Reason};
 use hmkeeper::tiering::report::{EpochReport, PauseReason};
 use hmkeeper::tiering::rng::Rng;
 use hmkeeper::tiering::settings::{EngineSettings, ProfilingSettings};
@@ -513,4 +513,76 @@ fn what_a_program_allocates_in_bursts_lies_on_the_fastest_node_at_once() {
     let (shares, restored) = bursts(0.0);
     assert_eq!(shares, [0.0; 3]);
     assert_eq!(restored, Bytes::ZERO);
+}
+
+/// Moves a range in the model, whatever the policy thinks of it.
+fn place(machine: &Shared, range: PageRange, to: NodeId) {
+    let limits = MoveLimits {
+        time: Nanos::from_secs(1000),
+        rate: Bandwidth(u64::MAX),
+        bytes: Bytes(u64::MAX),
+        call_time: Nanos::from_secs(1),
+        threads: Threads::Exactly(1),
+    };
+    let asked = Move {
+        target: TargetId(0),
+        pid: PID,
+        range,
+        from: NodeId(3),
+        to,
+        limit: range.bytes(),
+        direction: Direction::Promotion,
+        reason: Reason::Hot,
+    };
+    let mut ports = sim::ports(machine);
+    ports.mover.apply(&[asked], limits).unwrap();
+}
+
+#[test]
+fn exported_shares_are_right_where_hot_and_cold_lie_side_by_side() {
+    // Touched once a second, once in three, and once in twenty: too alike to be cut apart.
+    let (hot, warm) = (chunks(0), chunks(9));
+    let (h, w) = (hot.clone(), warm.clone());
+    let rate = move |addr: VirtAddr, _| {
+        if is_hot(&h, addr) {
+            1.0
+        } else if is_hot(&w, addr) {
+            0.3
+        } else {
+            0.05
+        }
+    };
+    let mut settings = settings();
+    settings.moving = false;
+    settings.engine.profiling.overhead_limit = 0.5;
+    let (machine, mut epochs) = start(Bytes::from_mib(512), rate, settings);
+    let of = |start: &u64| {
+        let at = |page: u64| VirtAddr(BASE + (start + page) * PAGE_BYTES);
+        PageRange::new(at(0), at(CHUNK)).unwrap()
+    };
+    for (at, start) in hot.iter().enumerate() {
+        place(&machine, of(start), NodeId(if at % 3 == 0 { 2 } else { 0 }));
+    }
+    for (at, start) in warm.iter().enumerate() {
+        place(&machine, of(start), NodeId(u32::from(at % 2 == 0)));
+    }
+    for _ in 0..10 {
+        turn(&mut epochs);
+    }
+    let mut sums = [0.0; 4];
+    for _ in 0..20 {
+        let report = turn(&mut epochs);
+        for (sum, ratio) in sums.iter_mut().zip(&report.targets[0].access_ratio) {
+            *sum += ratio / 20.0;
+        }
+    }
+    let truth = machine.borrow().true_shares(PID);
+    for (node, told) in (0..).zip(sums) {
+        let truth = truth[&NodeId(node)];
+        println!("node {node}: {truth:.3}, told {told:.3}");
+        assert!(
+            (truth - told).abs() < 0.05,
+            "node {node}: {truth}, told {told}"
+        );
+    }
 }

@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 
+use super::estimates::Estimates;
 use super::governor::{Again, Allotment, Governor, IDLE_LOAD, Terms};
 use super::observation::{Observation, Sample, Tally, TargetId, TargetMap};
 use super::plan::{Plan, Sweep};
@@ -28,6 +29,7 @@ use super::tier::{TierTable, TierView};
 use super::windows::{self, Rates, Span};
 use crate::units::{Bytes, Nanos, Pid};
 
+mod accesses;
 mod deciding;
 mod outcome;
 mod reporting;
@@ -101,6 +103,7 @@ pub struct Engine {
     /// How the windows of the epoch under way differ, and what their counts stand for.
     span: Span,
     rates: Rates,
+    estimates: Estimates,
     /// Pages of all targets that could be looked at in the last epoch.
     afforded: u64,
     targets: BTreeMap<TargetId, Tracked>,
@@ -115,6 +118,7 @@ impl Engine {
         Self {
             policy: policy::build(&settings.policy),
             rates: Rates::new(span.get(), settings.profiling.scans),
+            estimates: Estimates::new(span.get(), settings.profiling.scans),
             span,
             settings,
             tiers,

@@ -2,6 +2,7 @@
 //! state. Time and randomness are passed in.
 
 pub mod engine;
+pub mod estimates;
 pub mod governor;
 pub mod hotness;
 pub mod looks;

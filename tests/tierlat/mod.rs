@@ -1,5 +1,6 @@
 //! The latency plugin as its guest sees it: what the preset asks for, the
 //! counters and the switch, and programs whose accesses are known.
+#![allow(dead_code, reason = "shared by several test programs")]
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

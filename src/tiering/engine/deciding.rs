@@ -1,6 +1,7 @@
 //! What the policy is shown and asked.
 
 use super::{BLIND_EPOCHS, Engine, Told};
+use crate::tiering::estimates::Estimates;
 use crate::tiering::observation::{NodeUsage, Observation, TargetId};
 use crate::tiering::plan::{Move, PageCounts, Reason};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
@@ -152,6 +153,7 @@ impl Engine {
             tracked.map.restate(restated);
         }
         self.rates = wanted;
+        self.estimates = Estimates::new(self.span.get(), self.settings.profiling.scans);
     }
 
     /// What targets have or could have on the nodes that are fastest for any of them.

@@ -1,13 +1,12 @@
 //! The report of one step.
 
-use super::{Engine, Told};
+use super::{Engine, Told, accesses};
 use crate::tiering::governor::Again;
 use crate::tiering::observation::{Observation, TargetMap};
 use crate::tiering::plan::{Move, PageCounts};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, PauseReason, TargetReport};
 use crate::tiering::tier::{TierTable, TierView};
-use crate::tiering::windows::Rates;
 use crate::units::{Bytes, Nanos, TierId};
 
 /// What a step found out, one entry per target of the observation.
@@ -28,7 +27,10 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
             let target = &seen.targets[i];
             let told = &ratios.told[i];
             let map = &engine.targets[&target.id].map;
-            let survey = survey(&engine.tiers, map, &engine.rates, (scans, engine.epoch));
+            let survey = survey(&engine.tiers, map, (scans, engine.epoch));
+            let first = engine.pairs.partition_point(|(s, _)| s.target < target.id);
+            let last = engine.pairs.partition_point(|(s, _)| s.target <= target.id);
+            let access_ratio = accesses::shares(engine, map, &engine.pairs[first..last]);
             let flows = flows(&engine.tiers, target, seen, ratios.moves);
             let pages = pages(target, seen);
             let share = |part: u64, whole: u64, alone: f64| {
@@ -67,7 +69,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 held: [(Hold::Shared, survey.shared), (Hold::Pinned, survey.kept)],
                 allowed_nodes: target.allowed_nodes.clone(),
                 resident: survey.resident,
-                access_ratio: survey.access_ratio,
+                access_ratio,
                 hot: survey.hot,
                 written: survey.written,
                 regions: map.regions().len() as u64,
@@ -128,29 +130,23 @@ fn ranking(tiers: &TierTable, view: &TierView) -> Vec<Vec<TierId>> {
 /// What the regions of a target come to, per tier.
 struct Survey {
     resident: Vec<Bytes>,
-    access_ratio: Vec<f64>,
     hot: Bytes,
     written: Option<Bytes>,
     shared: Bytes,
     kept: Bytes,
 }
 
-/// Adds them up in one pass. Accesses are pages weighted with the rate that the scans
-/// which saw their region accessed stand for: what every scan sees counts as touched
-/// as often as the shortest one can tell.
+/// Adds them up in one pass.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, (scans, epoch): (u8, u64)) -> Survey {
+fn survey(tiers: &TierTable, map: &RegionMap, (scans, epoch): (u8, u64)) -> Survey {
     let mut pages_on = vec![0; tiers.tiers().len()];
-    let mut access_ratio = vec![0.0; tiers.tiers().len()];
     let mut hot = Bytes::ZERO;
     let mut written: Option<f64> = None;
     let (mut shared, mut kept) = (Bytes::ZERO, Bytes::ZERO);
     for region in map.regions() {
-        let rate = rates.of(f64::from(region.latest()));
         for (node, pages) in region.pages().iter() {
             if let Some(tier) = tiers.tier_of(node) {
                 pages_on[tier.index()] += pages;
-                access_ratio[tier.index()] += pages as f64 * rate;
             }
         }
         if let Some(share) = region.written() {
@@ -163,15 +159,8 @@ fn survey(tiers: &TierTable, map: &RegionMap, rates: &Rates, (scans, epoch): (u8
             hot += region.resident();
         }
     }
-    let total: f64 = access_ratio.iter().sum();
-    if total > 0.0 {
-        for ratio in &mut access_ratio {
-            *ratio /= total;
-        }
-    }
     Survey {
         resident: pages_on.into_iter().map(Bytes::from_pages).collect(),
-        access_ratio,
         hot,
         // `as` saturates, and a byte more or less is nothing.
         written: written.map(|bytes| Bytes(bytes as u64)),

@@ -1,0 +1,255 @@
+//! How often memory was accessed, from how many scans saw a sample of it.
+//!
+//! **Unit.** Accesses of a folio per epoch.
+//!
+//! **Problem.** [`Rates`](super::windows::Rates) turns a *mean* count back into a rate. Of a
+//! few samples of memory that is not all alike that says too little or too much: the
+//! rate grows faster than the count, so that what one count stands for must not be taken of
+//! a mean, nor the mean of what single counts stand for. Shares of accesses are sums over
+//! memory of every kind, so what is wanted of a single sample is a number that is right
+//! *on average*, whatever its rate.
+//!
+//! **Approach.** A folio accessed `r` times per epoch is seen in `k` of the windows with a
+//! probability `P(k, r)`. Programs touch memory by chance (Poisson) and in turns (at equal
+//! intervals, so that what was in one window is not in the next). Each count gets
+//! the number `f(k)`, none for none, with which `Σ P(k, r) f(k)` comes next to `r`, relative to it,
+//! for both, over all rates that the windows tell apart: linear least squares, hardly held (ridge)
+//! to smooth values, since with many windows neighbouring counts could swing against each other.
+//! Of three windows that taper by 16 to 1 they are 1, 3.2 and 21.
+//!
+//! **Limits.** Beyond one access or two in the shortest window all counts are full: the sum
+//! says at least so much. Accesses that come in bursts are taken for fewer. What is accessed
+//! in turns, three times per epoch and more, may be taken for a third more; which of
+//! the two it is, counts cannot tell.
+//!
+//! **Properties** (tests below): with three windows what is accessed up to twice per epoch is
+//! right to a tenth, and all that windows tell apart to a half; counts of every kind of
+//! memory add up.
+
+use super::windows;
+
+/// The lowest rate that is fitted.
+const LEAST: f64 = 0.02;
+/// The highest: so many accesses in the shortest window.
+const MOST: f64 = 1.5;
+/// Rates that are fitted, at equal steps of their logarithm.
+const POINTS: i32 = 40;
+/// Where the first of accesses in turns may fall: as many places.
+const PHASES: u16 = 256;
+/// How hard it is held to what it begins with.
+const RIDGE: f64 = 0.03;
+
+/// What counts of scans stand for, one by one.
+#[derive(Clone, Debug)]
+pub struct Estimates {
+    /// Of each number of scans that could tell, from 1 on: of each count, from 1 on.
+    by_known: Vec<Vec<f64>>,
+}
+
+impl Estimates {
+    /// Of so many scans in windows of such a span.
+    pub fn new(span: f64, scans: u8) -> Self {
+        let scans = scans.max(1);
+        let by_known = (1..=scans).map(|known| {
+            let shares: Vec<f64> = if known == scans {
+                (0..scans)
+                    .map(|scan| windows::share(span, scans, scan))
+                    .collect()
+            } else {
+                // Which of them could tell is not known.
+                vec![1.0 / f64::from(scans); known.into()]
+            };
+            fit(&shares)
+        });
+        Self {
+            by_known: by_known.collect(),
+        }
+    }
+
+    /// Accesses per epoch of what was seen in `accessed` of the `known` scans that could
+    /// tell; `None` if none could.
+    pub fn of(&self, accessed: u8, known: u8) -> Option<f64> {
+        let last = self.by_known.len().checked_sub(1)?;
+        let counts = &self.by_known[usize::from(known).checked_sub(1)?.min(last)];
+        let Some(at) = usize::from(accessed).checked_sub(1) else {
+            return Some(0.0);
+        };
+        counts.get(at).or(counts.last()).copied()
+    }
+}
+
+/// How probable each count is, from none on, of what is accessed by chance.
+fn by_chance(shares: &[f64], rate: f64) -> Vec<f64> {
+    let mut all = vec![1.0];
+    for share in shares {
+        let seen = 1.0 - (-rate * share).exp();
+        all.push(0.0);
+        for k in (0..all.len()).rev() {
+            let below = if k > 0 { all[k - 1] } else { 0.0 };
+            all[k] = all[k] * (1.0 - seen) + below * seen;
+        }
+    }
+    all
+}
+
+/// The same of what is accessed at equal intervals, in windows that follow each other,
+/// wherever the first access falls.
+fn in_turns(shares: &[f64], rate: f64) -> Vec<f64> {
+    let mut all = vec![0.0; shares.len() + 1];
+    for phase in 0..PHASES {
+        // In intervals between two accesses, the first of which is at 0.
+        let mut end = -(f64::from(phase) + 0.5) / f64::from(PHASES);
+        let mut count = 0;
+        for share in shares {
+            let begin = end;
+            end += share * rate;
+            count += usize::from(begin.ceil() < end);
+        }
+        all[count] += 1.0 / f64::from(PHASES);
+    }
+    all
+}
+
+/// The number of each count, from 1 on.
+fn fit(shares: &[f64]) -> Vec<f64> {
+    let n = shares.len();
+    let shortest = shares.iter().copied().fold(1.0, f64::min);
+    let most = MOST / shortest;
+    // What they begin with: about what the counts stand for.
+    let begin: Vec<f64> = (1..=n)
+        .map(|k| k as f64 + most * (k as f64 / n as f64).powi(2))
+        .collect();
+    let step = (most / LEAST).ln() / f64::from(POINTS - 1);
+    let rates = (0..POINTS).map(|i| LEAST * (step * f64::from(i)).exp());
+    let rows: Vec<Vec<f64>> = rates
+        .flat_map(|rate| {
+            // In turns, all that is accessed in each of the windows looks the same.
+            let in_turns = (rate * shortest <= 1.0).then(|| in_turns(shares, rate));
+            let ways = [Some(by_chance(shares, rate)), in_turns];
+            ways.into_iter().flatten().map(move |counts| (rate, counts))
+        })
+        .map(|(rate, counts)| {
+            let row = counts[1..].iter().zip(&begin);
+            row.map(|(p, begin)| p * begin / rate).collect()
+        })
+        .collect();
+    // The normal equations, of factors on what they begin with; the last column is the
+    // right-hand side.
+    let mut equations: Vec<Vec<f64>> = (0..n)
+        .map(|i| {
+            let product = |j: usize| rows.iter().map(|row| row[i] * row[j]).sum::<f64>();
+            let mut equation: Vec<f64> = (0..n).map(product).collect();
+            equation[i] += RIDGE;
+            equation.push(rows.iter().map(|row| row[i]).sum::<f64>() + RIDGE);
+            equation
+        })
+        .collect();
+    solve(&mut equations);
+    let factors = equations.iter().map(|equation| equation[n]);
+    factors
+        .zip(begin)
+        .map(|(x, begin)| (x * begin).max(0.0))
+        .collect()
+}
+
+/// Solves equations of a positive definite matrix in place: the last column becomes the
+/// solution. Such a matrix needs no pivoting.
+fn solve(equations: &mut [Vec<f64>]) {
+    for i in 0..equations.len() {
+        let (before, rest) = equations.split_at_mut(i);
+        let Some((row, after)) = rest.split_first_mut() else {
+            return;
+        };
+        let pivot = row[i];
+        for value in &mut row[i..] {
+            *value /= pivot;
+        }
+        for other in before.iter_mut().chain(after) {
+            let factor = other[i];
+            for (value, mine) in other[i..].iter_mut().zip(&row[i..]) {
+                *value -= factor * mine;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What the estimate is on average of memory whose counts are so probable.
+    fn mean(estimates: &Estimates, counts: &[f64]) -> f64 {
+        let known = u8::try_from(counts.len() - 1).unwrap();
+        (0..)
+            .zip(counts)
+            .map(|(k, p): (u8, &f64)| p * estimates.of(k, known).unwrap())
+            .sum()
+    }
+
+    #[test]
+    fn three_windows_are_right_on_average() {
+        for span in [1.0, 16.0, 64.0] {
+            let estimates = Estimates::new(span, 3);
+            let shares: Vec<f64> = (0..3).map(|scan| windows::share(span, 3, scan)).collect();
+            let most = 0.6 / shares[2];
+            for rate in [0.02, 0.1, 0.3, 1.0, 2.0, 3.0, most] {
+                let found = mean(&estimates, &by_chance(&shares, rate)) / rate;
+                assert!((0.7..1.1).contains(&found), "{span}: {rate} {found}");
+                assert!(
+                    span < 2.0 || rate > 2.0 || found > 0.9,
+                    "{span}: {rate} {found}"
+                );
+                if rate * shares[2] <= 1.0 {
+                    let found = mean(&estimates, &in_turns(&shares, rate)) / rate;
+                    assert!((0.75..1.5).contains(&found), "{span}: {rate} {found}");
+                    let is_close = (0.9..1.1).contains(&found);
+                    assert!(
+                        span < 2.0 || rate > 2.0 || is_close,
+                        "{span}: {rate} {found}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_told_says_nothing() {
+        let estimates = Estimates::new(16.0, 3);
+        assert_eq!(estimates.of(0, 0), None);
+        assert_eq!(estimates.of(0, 3), Some(0.0));
+        // One that was looked at once, in a third of the epoch.
+        assert!((2.0..4.0).contains(&estimates.of(1, 1).unwrap()));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        /// Hot and cold memory together: the sum is that of both.
+        #[test]
+        fn sums_are_right_whatever_is_mixed(
+            scans in 2_u8..20, span in 1.0_f64..200.0,
+            parts in proptest::collection::vec((0.0_f64..1.0, 0.02_f64..1.0), 1..6),
+        ) {
+            let estimates = Estimates::new(span, scans);
+            let shares: Vec<f64> = (0..scans).map(|s| windows::share(span, scans, s)).collect();
+            let most = 1.0 / shares[usize::from(scans) - 1];
+            let (mut true_sum, mut found) = (0.0, 0.0);
+            for (weight, level) in parts {
+                let rate = LEAST * (most / LEAST).powf(level);
+                true_sum += weight * rate;
+                found += weight * mean(&estimates, &by_chance(&shares, rate));
+            }
+            prop_assert!(found <= 1.2 * true_sum && found >= 0.6 * true_sum, "{found} {true_sum}");
+        }
+
+        #[test]
+        fn numbers_are_sane(scans in 1_u8..=20, span in 1.0_f64..1e4, accessed: u8, known: u8) {
+            let estimates = Estimates::new(span, scans);
+            let told = estimates.of(accessed, known);
+            prop_assert_eq!(told.is_none(), known == 0);
+            prop_assert!(told.is_none_or(|rate| rate.is_finite() && rate >= 0.0));
+        }
+    }
+}
