@@ -14,7 +14,8 @@ use common::{
     Daemon, PATIENCE, Site, ballast, body, epoch, in_guest, locate, output_of, sh, share, show,
     target, wait_for,
 };
-use hmkeeper::units::{Bytes, PageRange};
+use hmkeeper::sys::move_pages::{Which, move_to};
+use hmkeeper::units::{Bytes, PageRange, Pid, VirtAddr};
 use refusals::{EACH, PINNED_PAGES, SLOW, Target};
 use serde_json::Value;
 
@@ -73,10 +74,11 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
     ));
     let mut process = Target::start("every-kind", 0, Some(Path::new(GROUP)));
     let pid = process.pid();
-    let [plain, pinned, locked, bound, forked] =
-        ["plain", "pinned", "locked", "bound", "forked"].map(|kind| process.range(kind));
+    let kinds = ["plain", "pinned", "locked", "bound", "forked", "shared"];
+    let [plain, pinned, locked, bound, forked, shared] = kinds.map(|kind| process.range(kind));
     let site = Site::new();
-    site.write_config(&format!("{}move_shared = false\n", body(pid, "")));
+    let config = body(pid, "");
+    site.write_config(&format!("{config}move_shared = false\n"));
     let mut daemon = site.start();
     daemon.until_watching(pid);
 
@@ -174,6 +176,22 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
         bytes_of(status, pid, "held", "shared") < EACH.0 / 10
     });
     assert!(on_slow(pid, locked) > 0.99 && on_slow(pid, bound) > 0.99);
+
+    // And what it maps as shared, as soon as that is allowed.
+    let pages: Vec<VirtAddr> = shared.iter_pages().collect();
+    let process_id = Pid(i32::try_from(pid).expect("a pid"));
+    move_to(process_id, &pages, SLOW, Which::Alone).expect("putting it on the slow node");
+    assert!(on_slow(pid, shared) > 0.9);
+    daemon.epochs(4);
+    assert!(
+        on_slow(pid, shared) > 0.9,
+        "moved against the configuration"
+    );
+    site.write_config(&config);
+    sh(&format!("kill -HUP {}", daemon.pid()));
+    until(&daemon, "shared memory on node 0", |status| {
+        on_slow(pid, shared) < 0.1 && bytes_of(status, pid, "excluded", "shared") == 0
+    });
     daemon.stop();
     drop(process);
     sh(&format!("rmdir {GROUP}; echo 0 >/proc/sys/vm/nr_hugepages"));

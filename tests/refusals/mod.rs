@@ -244,6 +244,8 @@ fn every_kind() {
         let range = buffer.range();
         say(&format!("{kind} {:x}-{:x}", range.start().0, range.end().0));
     }
+    let start = shared.as_ptr().addr() as u64;
+    say(&format!("shared {start:x}-{:x}", start + EACH.0));
     let commands = commands();
     loop {
         for buffer in [&plain, &pinned, &locked, &bound] {
