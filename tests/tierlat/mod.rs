@@ -325,12 +325,13 @@ pub(crate) fn median_time(pieces: usize, mut piece: impl FnMut()) -> Duration {
     Duration::from_secs_f64(median(times))
 }
 
-/// Tries `what` up to three times: other work on the host can only spoil one.
-pub(crate) fn within_three(what: impl Fn() -> Result<(), String>) {
-    for attempt in 1..=3 {
+/// Tries `what` a few times: other work on the host spoils some.
+pub(crate) fn within_tries(what: impl Fn() -> Result<(), String>) {
+    const TRIES: u32 = 5;
+    for attempt in 1..=TRIES {
         match what() {
             Ok(()) => return,
-            Err(why) if attempt < 3 => println!("  again: {why}"),
+            Err(why) if attempt < TRIES => println!("  again: {why}"),
             Err(why) => panic!("{why}"),
         }
     }
