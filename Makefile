@@ -29,7 +29,10 @@ ARGS    ?=
 
 export CARGO
 
-.PHONY: all build demo test test-long accuracy check test-host test-vm setup install uninstall clean help
+# What `make bench` runs: smoke, default or full.
+SET ?= default
+
+.PHONY: all build demo test test-long accuracy bench check test-host test-vm setup install uninstall clean help
 
 all: build
 
@@ -71,10 +74,17 @@ accuracy:
 	@scripts/setup test vm
 	HMKEEPER_ACCURACY=/ tests/vm/run-tests --long vm_accuracy
 
+## bench: programs under this daemon, the kernel's own tiering, and none, on an
+##        emulated machine with four tiers (docs/benchmarks.md): SET=default takes
+##        an hour, SET=smoke minutes, SET=full a day; what is there is not run again
+bench:
+	@scripts/setup vm
+	benches/tiers/run $(SET) $(ARGS)
+
 ## check: format, lints and documentation, warnings denied
 check:
 	$(CARGO) fmt --check
-	shellcheck scripts/setup .ci/run tests/vm/vm-run tests/vm/guest-init tests/vm/build-kernel tests/vm/run-tests tests/vm/bench
+	shellcheck scripts/setup .ci/run tests/vm/vm-run tests/vm/guest-init tests/vm/build-kernel tests/vm/run-tests tests/vm/bench benches/tiers/run
 	$(CARGO) clippy --locked --all-targets $(QUIET) -- -D warnings
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --locked --no-deps --document-private-items $(QUIET)
 

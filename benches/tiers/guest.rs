@@ -1,0 +1,226 @@
+//! In the guest: one workload under one system, measured.
+//!
+//! Memory is filled while nothing is charged and no system runs; then the system starts, charging
+//! begins, and the workload is told to work. So all begin with what first touch placed,
+//! but for those that place at that moment (`interleave`, `bound`).
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use hmkeeper::sys::process::end_with_parent;
+use nix::sys::signal::Signal;
+
+use crate::results::Measured;
+use crate::system::{self, System};
+use crate::tierlat::{self, Counts};
+use crate::workload::{Done, Size};
+
+/// Of the kernel, in which it counts CPU time.
+const TICKS_PER_SECOND: f64 = 100.0;
+/// Threads of the kernel that watch, demote and make room.
+const KERNEL_THREADS: [&str; 3] = ["kdamond", "kswapd", "kcompactd"];
+
+/// Runs it and says what was measured.
+pub(crate) fn measure(
+    workload: &str,
+    system: &str,
+    pace: f64,
+    size: Size,
+) -> Result<Measured, String> {
+    let mut system = system::named(system, pace).ok_or_else(|| format!("no system {system}"))?;
+    // Huge pages only where a program asks for them, and no page cache on the fastest node.
+    system::write("/sys/kernel/mm/transparent_hugepage/enabled", "madvise")?;
+    system::write("/proc/sys/vm/drop_caches", "3")?;
+    let mut program = Program::start(workload, size, &mut *system)?;
+    program.expect("ready")?;
+    system.start(program.pid())?;
+    tierlat::watch(program.pid())?;
+    let before = Snapshot::take(program.pid(), &*system)?;
+    tierlat::charge(true)?;
+    program.tell()?;
+    let done = program.line()?;
+    let after = Snapshot::take(program.pid(), &*system)?;
+    tierlat::charge(false)?;
+    system.stop()?;
+    let done: Done = serde_json::from_str(&done).map_err(|e| format!("{workload}: {done}: {e}"))?;
+    program.tell()?;
+    program.end()?;
+    let kernel_moved_bytes = (after.migrated - before.migrated) * hmkeeper::units::PAGE_BYTES;
+    Ok(Measured {
+        seconds: done.seconds,
+        operations: done.operations,
+        misses_by_node: after.counts.watched_since(&before.counts),
+        waited_ms_by_node: after.counts.waited_since(&before.counts),
+        kernel_misses_by_node: after.counts.kernel_since(&before.counts),
+        moved_bytes: after
+            .own_moved
+            .map_or(kernel_moved_bytes, |(up, down)| up + down),
+        promoted_bytes: after.own_moved.map(|(up, _)| up),
+        kernel_moved_bytes,
+        daemon_cpu_seconds: after.others_cpu - before.others_cpu,
+        workload_user_seconds: after.own_cpu.0 - before.own_cpu.0,
+        workload_system_seconds: after.own_cpu.1 - before.own_cpu.1,
+        latency: done.latency,
+    })
+}
+
+/// The workload as a child process.
+struct Program {
+    name: String,
+    process: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<std::process::ChildStdout>,
+}
+
+impl Program {
+    fn start(name: &str, size: Size, system: &mut dyn System) -> Result<Self, String> {
+        let me = std::env::current_exe().map_err(|e| format!("this program: {e}"))?;
+        let mut command = match system.wrapper() {
+            Some([program, args @ ..]) => {
+                let mut command = Command::new(program);
+                command.args(args).arg(me);
+                command
+            }
+            _ => Command::new(me),
+        };
+        command
+            .args(["workload", name, "--size", size_name(size)])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        end_with_parent(&mut command, Signal::SIGKILL);
+        let mut process = command.spawn().map_err(|e| format!("{name}: {e}"))?;
+        let (Some(stdin), Some(stdout)) = (process.stdin.take(), process.stdout.take()) else {
+            return Err(format!("{name}: no pipes"));
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            process,
+            stdin,
+            stdout: BufReader::new(stdout),
+        })
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    fn line(&mut self) -> Result<String, String> {
+        let mut line = String::new();
+        match self.stdout.read_line(&mut line) {
+            Ok(n) if n > 0 => Ok(line.trim_end().to_owned()),
+            Ok(_) => Err(format!("{}: ended too early", self.name)),
+            Err(e) => Err(format!("{}: {e}", self.name)),
+        }
+    }
+
+    fn expect(&mut self, wanted: &str) -> Result<(), String> {
+        let line = self.line()?;
+        let name = &self.name;
+        (line == wanted)
+            .then_some(())
+            .ok_or_else(|| format!("{name} said {line:?} and not {wanted:?}"))
+    }
+
+    fn tell(&mut self) -> Result<(), String> {
+        writeln!(self.stdin, "go").map_err(|e| format!("{}: {e}", self.name))
+    }
+
+    fn end(mut self) -> Result<(), String> {
+        drop(self.stdin);
+        let status = self.process.wait().map_err(|e| e.to_string())?;
+        status
+            .success()
+            .then_some(())
+            .ok_or_else(|| format!("{}: wrong result ({status})", self.name))
+    }
+}
+
+pub(crate) fn size_name(size: Size) -> &'static str {
+    match size {
+        Size::Smoke => "smoke",
+        Size::Normal => "normal",
+        Size::Long => "long",
+    }
+}
+
+/// All counters at one moment.
+struct Snapshot {
+    counts: Counts,
+    /// Pages that the kernel has moved.
+    migrated: u64,
+    /// Of the workload: user and system.
+    own_cpu: (f64, f64),
+    /// Of the daemon and the kernel's threads.
+    others_cpu: f64,
+    own_moved: Option<(u64, u64)>,
+}
+
+impl Snapshot {
+    fn take(pid: u32, system: &dyn System) -> Result<Self, String> {
+        let daemon = system.daemon();
+        let others = kernel_threads().into_iter().chain(daemon);
+        let others_cpu = others
+            .filter_map(|pid| cpu(pid).ok())
+            .map(|(user, system)| user + system)
+            .sum();
+        Ok(Self {
+            counts: Counts::read()?,
+            migrated: vmstat("pgmigrate_success")?,
+            own_cpu: cpu(pid)?,
+            others_cpu,
+            own_moved: system.moved(pid)?,
+        })
+    }
+}
+
+fn vmstat(name: &str) -> Result<u64, String> {
+    let text = std::fs::read_to_string("/proc/vmstat").map_err(|e| format!("vmstat: {e}"))?;
+    let line = text
+        .lines()
+        .find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|n| n.parse().ok())
+        .ok_or_else(|| format!("/proc/vmstat has no {name}"))
+}
+
+/// Seconds of a process and all its threads in user code and in the kernel.
+fn cpu(pid: u32) -> Result<(f64, f64), String> {
+    let path = format!("/proc/{pid}/stat");
+    let text = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+    // The fields behind the name, which may hold anything: state is the third.
+    let fields = text.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    let ticks = |field: usize| -> Option<f64> { fields.split(' ').nth(field - 3)?.parse().ok() };
+    ticks(14)
+        .zip(ticks(15))
+        .map(|(user, system)| (user / TICKS_PER_SECOND, system / TICKS_PER_SECOND))
+        .ok_or_else(|| format!("{path}: not understood"))
+}
+
+fn kernel_threads() -> Vec<u32> {
+    let is_one = |pid: u32| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        KERNEL_THREADS.iter().any(|t| name.starts_with(t))
+    };
+    std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|&pid| is_one(pid))
+        .collect()
+}
+
+/// Waits for something that takes a moment.
+pub(crate) fn wait_for(
+    what: &str,
+    at_most: Duration,
+    mut done: impl FnMut() -> Result<bool, String>,
+) -> Result<(), String> {
+    let until = std::time::Instant::now() + at_most;
+    while !done()? {
+        if std::time::Instant::now() > until {
+            return Err(format!("{what}: not within {at_most:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}

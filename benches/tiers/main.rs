@@ -1,0 +1,95 @@
+//! How long programs take on a machine with four tiers of memory, under this project's daemon
+//! and under what else places memory: `make bench`, or `benches/tiers/run SET`.
+//!
+//! **Unit.** Wall-clock seconds of a guest (`tests/vm`) in which each miss of a modelled
+//! cache takes as long as the node behind it (`vm-run -l`). They say something beside each
+//! other only.
+//!
+//! **Approach.** One program on both sides. On the host (`run`) it boots a guest for each
+//! run, a fresh one, prints a table as it goes, keeps every result at once, does not do again
+//! what is there, and draws charts. In the guest (`guest`) it starts a workload, which is
+//! this program once more (`workload`), and a system, and measures. What misses which node is
+//! counted outside of the guest, by the plugin.
+//!
+//! docs/benchmarks.md has the method, its limits and the results.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "sizes of this machine's memory, and drawing"
+)]
+
+mod chart;
+mod guest;
+mod results;
+mod run;
+mod sets;
+mod system;
+mod table;
+mod tierlat;
+mod workload;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use workload::Size;
+
+/// Compares programs under several systems that place memory.
+#[derive(Parser)]
+#[command(name = "tiers")]
+struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run a set, or what of it is not there yet
+    Run(run::Options),
+    /// Show the results of a set, and draw them
+    Show(run::Options),
+    /// In the guest: measure one workload under one system
+    #[command(hide = true)]
+    Guest {
+        workload: String,
+        system: String,
+        #[arg(long, default_value_t = 1.0)]
+        pace: f64,
+        #[arg(long, value_enum, default_value = "normal")]
+        size: Size,
+    },
+    /// A workload
+    #[command(hide = true)]
+    Workload {
+        name: String,
+        #[arg(long, value_enum, default_value = "normal")]
+        size: Size,
+    },
+}
+
+fn main() -> ExitCode {
+    // `cargo bench` and `cargo test` call every benchmark with --bench.
+    let args = std::env::args_os().filter(|a| a != "--bench");
+    let result = match Args::parse_from(args).verb {
+        Verb::Run(options) => run::run(&options),
+        Verb::Show(options) => run::show(&options),
+        Verb::Guest {
+            workload,
+            system,
+            pace,
+            size,
+        } => guest::measure(&workload, &system, pace, size).and_then(|measured| {
+            let text = serde_json::to_string(&measured).map_err(|e| e.to_string())?;
+            println!("{text}");
+            Ok(())
+        }),
+        Verb::Workload { name, size } => workload::run(&name, size),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("tiers: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! What runs brought: rows, the file that keeps them, and what a table and a chart take
+//! from them. Pure but for [`load`] and [`save`].
+//!
+//! Times are wall-clock seconds of the guest, in which time is stretched: they say something
+//! only beside each other.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// The system that all others are compared with.
+pub(crate) const FIRST_TOUCH: &str = "first-touch";
+
+/// Systems that are this project's daemon, by its policies.
+pub(crate) const OURS: [&str; 3] = ["adaptive", "hm-keeper", "ial"];
+
+/// A count per memory node.
+pub(crate) type ByNode = BTreeMap<u32, u64>;
+
+/// Nodes are strings as keys in JSON, which a flattened struct does not turn back by itself.
+mod by_node {
+    use std::collections::BTreeMap;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        map: &BTreeMap<u32, T>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_map(map.iter().map(|(node, value)| (node.to_string(), value)))
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<BTreeMap<u32, T>, D::Error> {
+        let map = BTreeMap::<String, T>::deserialize(from)?;
+        map.into_iter()
+            .map(|(node, value)| Ok((node.parse().map_err(D::Error::custom)?, value)))
+            .collect()
+    }
+}
+
+/// What the guest measured of one run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Of the measured phase, as the workload timed it.
+    pub(crate) seconds: f64,
+    /// What the workload did in it, in its own unit.
+    pub(crate) operations: u64,
+    /// Misses of the modelled cache by the workload's own code, by the node that served them.
+    #[serde(with = "by_node")]
+    pub(crate) misses_by_node: ByNode,
+    /// Milliseconds of the modelled machine for which it waited for these nodes.
+    #[serde(with = "by_node")]
+    pub(crate) waited_ms_by_node: BTreeMap<u32, f64>,
+    /// Misses of the kernel, whoever it worked for.
+    #[serde(with = "by_node")]
+    pub(crate) kernel_misses_by_node: ByNode,
+    /// By whom it was that moved: the daemon's own count, or the kernel's.
+    pub(crate) moved_bytes: u64,
+    /// The part of it that went to a faster node, where that is told.
+    pub(crate) promoted_bytes: Option<u64>,
+    /// What the kernel says that was moved, by whomever (`pgmigrate_success`).
+    pub(crate) kernel_moved_bytes: u64,
+    /// Of the daemon and of the kernel's threads that watch and demote.
+    pub(crate) daemon_cpu_seconds: f64,
+    /// Of the workload in the measured phase: its own code, and the kernel for it.
+    pub(crate) workload_user_seconds: f64,
+    /// See above.
+    pub(crate) workload_system_seconds: f64,
+    /// Percentiles of one operation's time, where the workload takes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) latency: Option<Latency>,
+}
+
+/// Microseconds of the guest.
+#[allow(clippy::struct_field_names, reason = "their unit")]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Latency {
+    /// Half of the operations took no longer.
+    pub(crate) p50_us: f64,
+    /// 99 of 100.
+    pub(crate) p99_us: f64,
+    /// The longest.
+    pub(crate) max_us: f64,
+}
+
+/// One run of one workload under one system.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    /// The run set.
+    pub(crate) set: String,
+    /// What ran.
+    pub(crate) workload: String,
+    /// Who placed its memory.
+    pub(crate) system: String,
+    /// The system's periods are so many times their defaults.
+    pub(crate) pace: f64,
+    /// From 1.
+    pub(crate) run: u32,
+    /// Seconds by those of first touch in the same run; `None` while that is not there.
+    pub(crate) relative_to_first_touch: Option<f64>,
+    /// The commit that was measured, with `+` where the tree had changes.
+    pub(crate) commit: String,
+    /// The measurement.
+    #[serde(flatten)]
+    pub(crate) measured: Measured,
+}
+
+impl Row {
+    /// Whether it is this run.
+    pub(crate) fn is(&self, job: &Job) -> bool {
+        self.set == job.set
+            && self.workload == job.workload
+            && self.system == job.system
+            && (self.pace - job.pace).abs() < 1e-9
+            && self.run == job.run
+    }
+
+    /// What cannot be, if anything: a result that nobody should take for one.
+    pub(crate) fn fault(&self) -> Option<&'static str> {
+        let m = &self.measured;
+        let misses: u64 = m.misses_by_node.values().sum();
+        match () {
+            () if !(m.seconds.is_finite() && m.seconds > 0.0) => Some("no time"),
+            () if m.operations == 0 => Some("no operations"),
+            () if misses == 0 => Some("no misses"),
+            () if m.daemon_cpu_seconds < 0.0 => Some("CPU time below zero"),
+            () => None,
+        }
+    }
+
+    /// The part of the misses that this node served.
+    pub(crate) fn share_of(&self, node: u32) -> f64 {
+        let all: u64 = self.measured.misses_by_node.values().sum();
+        let part = self.measured.misses_by_node.get(&node).copied();
+        part.unwrap_or(0) as f64 / all.max(1) as f64
+    }
+}
+
+/// A run that is to be.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Job {
+    /// See [`Row`].
+    pub(crate) set: &'static str,
+    /// See [`Row`].
+    pub(crate) workload: &'static str,
+    /// See [`Row`].
+    pub(crate) system: &'static str,
+    /// See [`Row`].
+    pub(crate) pace: f64,
+    /// See [`Row`].
+    pub(crate) run: u32,
+}
+
+/// What a file holds; nothing when it is not there.
+pub(crate) fn load(path: &Path) -> io::Result<Vec<Row>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => serde_json::from_str(&text)
+            .map_err(|e| io::Error::other(format!("{}: {e}", path.display()))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(io::Error::new(e.kind(), format!("{}: {e}", path.display()))),
+    }
+}
+
+/// Writes all rows, one a line, aside and then in place.
+pub(crate) fn save(path: &Path, rows: &[Row]) -> io::Result<()> {
+    let lines: Vec<String> = rows
+        .iter()
+        .map(serde_json::to_string)
+        .collect::<Result<_, _>>()?;
+    let text = format!("[\n{}\n]\n", lines.join(",\n"));
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let aside = path.with_extension("json.new");
+    std::fs::write(&aside, text)?;
+    std::fs::rename(&aside, path)
+}
+
+/// Sets each row's relation to first touch anew.
+pub(crate) fn relate(rows: &mut [Row]) {
+    let key = |r: &Row| (r.set.clone(), r.workload.clone(), r.run);
+    let first: BTreeMap<_, f64> = rows
+        .iter()
+        .filter(|r| r.system == FIRST_TOUCH)
+        .map(|r| (key(r), r.measured.seconds))
+        .collect();
+    for row in rows {
+        row.relative_to_first_touch = first.get(&key(row)).map(|f| row.measured.seconds / f);
+    }
+}
+
+/// The middle value, or the mean of the two in the middle; `None` of nothing.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(values[middle]),
+        _ => Some(f64::midpoint(values[middle - 1], values[middle])),
+    }
+}
+
+/// All runs of one workload under one system at one pace: medians.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Cell {
+    /// See [`Row`].
+    pub(crate) workload: String,
+    /// See [`Row`].
+    pub(crate) system: String,
+    /// See [`Row`].
+    pub(crate) pace: f64,
+    /// How many.
+    pub(crate) runs: usize,
+    /// Of the guest.
+    pub(crate) seconds: f64,
+    /// See [`Row`].
+    pub(crate) relative: Option<f64>,
+    /// The part of the misses that each node served.
+    pub(crate) shares: BTreeMap<u32, f64>,
+    /// See [`Measured`].
+    pub(crate) moved_bytes: f64,
+    /// See [`Measured`].
+    pub(crate) daemon_cpu_seconds: f64,
+    /// Of the workload's time, in the kernel.
+    pub(crate) system_seconds: f64,
+}
+
+/// Cells in the order in which their first rows come.
+pub(crate) fn cells(rows: &[Row]) -> Vec<Cell> {
+    let mut groups: Vec<Vec<&Row>> = Vec::new();
+    for row in rows {
+        let same = |r: &Row| {
+            r.workload == row.workload && r.system == row.system && (r.pace - row.pace).abs() < 1e-9
+        };
+        match groups.iter_mut().find(|g| same(g[0])) {
+            Some(group) => group.push(row),
+            None => groups.push(vec![row]),
+        }
+    }
+    groups.iter().map(|group| cell(group)).collect()
+}
+
+fn cell(group: &[&Row]) -> Cell {
+    let of = |get: &dyn Fn(&Row) -> f64| {
+        median(group.iter().map(|r| get(r)).collect()).unwrap_or_default()
+    };
+    let nodes: std::collections::BTreeSet<u32> = group
+        .iter()
+        .flat_map(|r| r.measured.misses_by_node.keys().copied())
+        .collect();
+    let related = group.iter().filter_map(|r| r.relative_to_first_touch);
+    Cell {
+        workload: group[0].workload.clone(),
+        system: group[0].system.clone(),
+        pace: group[0].pace,
+        runs: group.len(),
+        seconds: of(&|r| r.measured.seconds),
+        relative: median(related.collect()),
+        shares: nodes.iter().map(|&n| (n, of(&|r| r.share_of(n)))).collect(),
+        moved_bytes: of(&|r| r.measured.moved_bytes as f64),
+        daemon_cpu_seconds: of(&|r| r.measured.daemon_cpu_seconds),
+        system_seconds: of(&|r| r.measured.workload_system_seconds),
+    }
+}
+
+/// Of several paces of a system the one that is fastest over all workloads (by the geometric
+/// mean of its times, on the workloads that all its paces have run).
+pub(crate) fn best_paces(cells: &[Cell]) -> Vec<Cell> {
+    let mut best: Vec<(&str, f64)> = Vec::new();
+    let mut systems: Vec<&str> = cells.iter().map(|c| c.system.as_str()).collect();
+    systems.dedup();
+    for system in systems {
+        if best.iter().any(|(s, _)| *s == system) {
+            continue;
+        }
+        let own: Vec<&Cell> = cells.iter().filter(|c| c.system == system).collect();
+        let mut paces: Vec<f64> = own.iter().map(|c| c.pace).collect();
+        paces.sort_by(f64::total_cmp);
+        paces.dedup();
+        let everywhere =
+            |workload: &str| own.iter().filter(|c| c.workload == workload).count() == paces.len();
+        let cost = |pace: f64| -> f64 {
+            own.iter()
+                .filter(|c| c.pace.total_cmp(&pace).is_eq() && everywhere(&c.workload))
+                .map(|c| c.seconds.ln())
+                .sum()
+        };
+        let fastest = paces
+            .iter()
+            .copied()
+            .min_by(|a, b| cost(*a).total_cmp(&cost(*b)));
+        best.push((system, fastest.unwrap_or(1.0)));
+    }
+    cells
+        .iter()
+        .filter(|c| {
+            best.iter()
+                .any(|(s, pace)| *s == c.system && pace.total_cmp(&c.pace).is_eq())
+        })
+        .cloned()
+        .collect()
+}

@@ -1,0 +1,239 @@
+//! The host's side: boots a guest for each run, keeps what it brings, and tells how far it is.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use crate::results::{self, Job, Measured, Row};
+use crate::sets::{Choice, Set};
+use crate::workload::Size;
+use crate::{chart, guest, system, table};
+
+/// Of memory on node 0, the fastest.
+const FAST_NODE: &str = "320M";
+/// The same where everything shall fit there.
+const FAST_NODE_BOUND: &str = "2G";
+/// The modelled machine (`tests/vm/tierlat`).
+const MACHINE: &str = "hm-keeper";
+/// Seconds after which a guest is given up.
+const TIMEOUT: &str = "1800";
+/// Of a run, before any was done.
+const GUESS: Duration = Duration::from_secs(60);
+
+/// What to run, and where results lie.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The run set: smoke, default or full
+    #[arg(default_value = "default")]
+    set: String,
+    #[command(flatten)]
+    choice: Choice,
+    /// Stop after so many new runs
+    #[arg(long)]
+    limit: Option<usize>,
+    /// Where results lie [default: benches/results/tiers.json; smoke's in the target directory]
+    #[arg(long)]
+    results: Option<PathBuf>,
+}
+
+impl Options {
+    fn set(&self) -> Result<&'static Set, String> {
+        if let Some(name) = self.choice.unknown() {
+            return Err(format!("there is no workload or system {name}"));
+        }
+        Set::named(&self.set).ok_or_else(|| {
+            let name = &self.set;
+            format!("there is no run set {name}: smoke, default or full")
+        })
+    }
+
+    /// Results are kept, but for those that say nothing.
+    fn results(&self) -> PathBuf {
+        let project = Path::new(env!("CARGO_MANIFEST_DIR"));
+        match &self.results {
+            Some(path) => path.clone(),
+            None if self.set == "smoke" => {
+                // This program lies in TARGET/release/deps.
+                let me = std::env::current_exe().unwrap_or_default();
+                let target = me.ancestors().nth(3).map(Path::to_owned);
+                target.unwrap_or_default().join("tiers-smoke.json")
+            }
+            None => project.join("benches/results/tiers.json"),
+        }
+    }
+}
+
+/// Runs what is not there yet.
+pub(crate) fn run(options: &Options) -> Result<(), String> {
+    let set = options.set()?;
+    let file = options.results();
+    if set.name == "smoke" && options.results.is_none() {
+        let _ = std::fs::remove_file(&file);
+    }
+    let mut rows = results::load(&file).map_err(|e| e.to_string())?;
+    let jobs = set.jobs(&options.choice);
+    let todo: Vec<&Job> = jobs
+        .iter()
+        .filter(|job| !rows.iter().any(|r| r.is(job)))
+        .take(options.limit.unwrap_or(usize::MAX))
+        .collect();
+    let there = jobs.iter().filter(|j| rows.iter().any(|r| r.is(j))).count();
+    println!(
+        "{}: {} runs, {there} are there, {} to do",
+        set.name,
+        jobs.len(),
+        todo.len()
+    );
+    let commit = commit();
+    let wide = 2 * todo.len().to_string().len() + 1;
+    if !todo.is_empty() {
+        println!("{}", table::head(wide));
+    }
+    let begin = Instant::now();
+    let mut failed = 0;
+    for (done, job) in todo.iter().enumerate() {
+        progress(job, begin.elapsed(), done, todo.len());
+        let one = Instant::now();
+        let result = boot(job, set.size);
+        clear_progress();
+        let at = format!("{}/{}", done + 1, todo.len());
+        let row = result.map(|measured| Row {
+            set: job.set.to_owned(),
+            workload: job.workload.to_owned(),
+            system: job.system.to_owned(),
+            pace: job.pace,
+            run: job.run,
+            relative_to_first_touch: None,
+            commit: commit.clone(),
+            measured,
+        });
+        let fault = |row: Row| row.fault().map_or(Ok(row.clone()), |f| Err(f.to_owned()));
+        match row.and_then(fault) {
+            Ok(row) => {
+                rows.push(row);
+                results::relate(&mut rows);
+                results::save(&file, &rows).map_err(|e| format!("{}: {e}", file.display()))?;
+                let row = &rows[rows.len() - 1];
+                let left = left(begin.elapsed(), done + 1, todo.len());
+                let took = one.elapsed().as_secs();
+                println!("{at:>wide$}  {}  {took} s, {left} left", table::line(row));
+            }
+            Err(e) => {
+                failed += 1;
+                println!("{at:>wide$}  {} {}: FAILED: {e}", job.workload, job.system);
+            }
+        }
+    }
+    println!();
+    show(options)?;
+    match failed {
+        0 => Ok(()),
+        n => Err(format!(
+            "{n} runs failed: the same command tries them again"
+        )),
+    }
+}
+
+/// The table of all results of the set, and its charts beside the results.
+pub(crate) fn show(options: &Options) -> Result<(), String> {
+    let set = options.set()?;
+    let file = options.results();
+    let mut rows = results::load(&file).map_err(|e| e.to_string())?;
+    rows.retain(|r| r.set == set.name);
+    let cells = results::cells(&rows);
+    print!("{}", table::all(&cells));
+    let stem = file.with_extension("");
+    for (name, chart) in chart::all(&results::best_paces(&cells)) {
+        let path = format!("{}-{}-{name}.svg", stem.display(), set.name);
+        std::fs::write(&path, chart).map_err(|e| format!("{path}: {e}"))?;
+    }
+    Ok(())
+}
+
+/// One run in a guest of its own.
+fn boot(job: &Job, size: Size) -> Result<Measured, String> {
+    let me = std::env::current_exe().map_err(|e| format!("this program: {e}"))?;
+    let node = if job.system == system::BOUND {
+        FAST_NODE_BOUND
+    } else {
+        FAST_NODE
+    };
+    let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm/vm-run"))
+        .args(["--latency", MACHINE, "--timeout", TIMEOUT])
+        .args(["--node-size", &format!("0={node}"), "--"])
+        .arg(me)
+        .args(["guest", job.workload, job.system])
+        .args(["--pace", &job.pace.to_string()])
+        .args(["--size", guest::size_name(size)])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| format!("tests/vm/vm-run: {e}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        // What the plugin counted comes last, and tells nothing of the failure.
+        let lines: Vec<&str> = said.lines().filter(|l| !l.starts_with("node ")).collect();
+        let tail = &lines[lines.len().saturating_sub(12)..];
+        return Err(format!("{}: {}", output.status, tail.join("\n")));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().last().unwrap_or_default();
+    serde_json::from_str(line).map_err(|e| format!("result {line:?}: {e}"))
+}
+
+/// What is measured: a commit, with `+` where the tree differs from it.
+fn commit() -> String {
+    let git = |args: &[&str]| -> Option<String> {
+        let mut command = Command::new("git");
+        command.args(args).current_dir(env!("CARGO_MANIFEST_DIR"));
+        let output = command.output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        output.status.success().then_some(text)
+    };
+    let Some(hash) = git(&["rev-parse", "--short=12", "HEAD"]) else {
+        return "unknown".to_owned();
+    };
+    let changes = git(&[
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        ":!benches/results",
+    ]);
+    let is_clean = changes.is_some_and(|c| c.is_empty());
+    if is_clean { hash } else { format!("{hash}+") }
+}
+
+/// How long what is left will take, if it takes what was done.
+fn left(elapsed: Duration, done: usize, all: usize) -> String {
+    let each = match u32::try_from(done) {
+        Ok(n) if n > 0 => elapsed / n,
+        _ => GUESS,
+    };
+    let seconds = (each * u32::try_from(all - done).unwrap_or(u32::MAX)).as_secs();
+    if seconds < 90 {
+        format!("{seconds} s")
+    } else {
+        format!("{} min", seconds.div_ceil(60))
+    }
+}
+
+fn progress(job: &Job, elapsed: Duration, done: usize, all: usize) {
+    if io::stdout().is_terminal() {
+        let left = left(elapsed, done, all);
+        print!(
+            "{}/{all} {} {} … {left} left",
+            done + 1,
+            job.workload,
+            job.system
+        );
+        let _ = io::stdout().flush();
+    }
+}
+
+fn clear_progress() {
+    if io::stdout().is_terminal() {
+        print!("\r\x1b[K");
+    }
+}

@@ -1,0 +1,175 @@
+//! Run sets by name. Pure.
+
+use crate::results::Job;
+use crate::workload::Size;
+use crate::{system, workload};
+
+/// What is to be run.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Set {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Of every workload in it.
+    pub(crate) size: Size,
+    workloads: &'static [&'static str],
+    systems: &'static [(&'static str, &'static [f64])],
+    runs: u32,
+}
+
+/// Names and what they are for.
+static ALL: [Set; 3] = [
+    // Whether everything works: each system once, each workload once. No time is judged.
+    Set {
+        name: "smoke",
+        size: Size::Smoke,
+        workloads: &workload::NAMES,
+        systems: &[],
+        runs: 1,
+    },
+    // An hour on two cores.
+    Set {
+        name: "default",
+        size: Size::Normal,
+        workloads: &["gups", "zipf", "stream", "uniform"],
+        systems: &[
+            ("first-touch", &[1.0]),
+            ("numab2", &[1.0]),
+            ("adaptive", &[0.1]),
+            ("hm-keeper", &[0.1]),
+            ("ial", &[0.1]),
+        ],
+        runs: 3,
+    },
+    // Everything, with a sweep of periods, the same for all that have any.
+    Set {
+        name: "full",
+        size: Size::Long,
+        workloads: &workload::NAMES,
+        systems: &[
+            ("first-touch", &[1.0]),
+            ("bound", &[1.0]),
+            ("interleave", &[1.0]),
+            ("numab1", SWEEP),
+            ("numab2", SWEEP),
+            ("damos", SWEEP),
+            ("adaptive", SWEEP),
+            ("hm-keeper", SWEEP),
+            ("ial", SWEEP),
+        ],
+        runs: 5,
+    },
+];
+
+/// Periods by their defaults: these are a second for NUMA balancing, 10 s for the daemon.
+const SWEEP: &[f64] = &[1.0, 0.3, 0.1];
+
+impl Set {
+    /// By its name.
+    pub(crate) fn named(name: &str) -> Option<&'static Self> {
+        ALL.iter().find(|s| s.name == name)
+    }
+
+    /// Its runs, in order: all of the first, then all of the second, so that what is there
+    /// after any number of them is balanced, and what else the host does meets all alike.
+    pub(crate) fn jobs(&self, choice: &Choice) -> Vec<Job> {
+        if self.systems.is_empty() {
+            return self.each_once(choice);
+        }
+        let systems: Vec<(&'static str, Vec<f64>)> = system::NAMES
+            .into_iter()
+            .filter_map(|system| Some((system, self.paces(system, choice)?)))
+            .collect();
+        let mut jobs = Vec::new();
+        for run in 1..=choice.runs.unwrap_or(self.runs) {
+            for &workload in self.workloads.iter().filter(|w| choice.has_workload(w)) {
+                for (system, paces) in &systems {
+                    let one = |&pace| self.job(workload, system, pace, run);
+                    jobs.extend(paces.iter().map(one));
+                }
+            }
+        }
+        jobs
+    }
+
+    const fn job(&self, workload: &'static str, system: &'static str, pace: f64, run: u32) -> Job {
+        Job {
+            set: self.name,
+            workload,
+            system,
+            pace,
+            run,
+        }
+    }
+
+    /// With which paces a system runs; `None`: it does not.
+    fn paces(&self, system: &str, choice: &Choice) -> Option<Vec<f64>> {
+        let own = self.systems.iter().find(|(name, _)| *name == system);
+        let is_in = if choice.systems.is_empty() {
+            own.is_some()
+        } else {
+            choice.has_system(system)
+        };
+        let paces = match own {
+            _ if !system::has_periods(system) => vec![1.0],
+            _ if !choice.paces.is_empty() => choice.paces.clone(),
+            Some((_, paces)) => paces.to_vec(),
+            None => vec![1.0],
+        };
+        is_in.then_some(paces)
+    }
+
+    /// Each system once and each workload once.
+    fn each_once(&self, choice: &Choice) -> Vec<Job> {
+        let count = self.workloads.len().max(system::NAMES.len());
+        (0..count)
+            .map(|i| (i % self.workloads.len(), i % system::NAMES.len()))
+            .map(|(w, s)| (self.workloads[w], system::NAMES[s]))
+            .filter(|(workload, system)| choice.has_workload(workload) && choice.has_system(system))
+            .map(|(workload, system)| {
+                let pace = if system::has_periods(system) {
+                    0.1
+                } else {
+                    1.0
+                };
+                self.job(workload, system, pace, 1)
+            })
+            .collect()
+    }
+}
+
+/// What of a set is wanted; empty and `None`: all.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Choice {
+    /// Only these workloads
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    workloads: Vec<String>,
+    /// Only these systems, also such as the set lacks
+    #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
+    systems: Vec<String>,
+    /// Periods by their defaults, instead of the set's
+    #[arg(long, value_delimiter = ',', value_name = "FACTOR,...")]
+    paces: Vec<f64>,
+    /// Runs of each, instead of the set's
+    #[arg(long)]
+    runs: Option<u32>,
+}
+
+impl Choice {
+    fn has_workload(&self, name: &str) -> bool {
+        self.workloads.is_empty() || self.workloads.iter().any(|n| n == name)
+    }
+
+    fn has_system(&self, name: &str) -> bool {
+        self.systems.is_empty() || self.systems.iter().any(|n| n == name)
+    }
+
+    /// Names that nothing has.
+    pub(crate) fn unknown(&self) -> Option<&str> {
+        let is_workload = |n: &&String| workload::NAMES.contains(&n.as_str());
+        let is_system = |n: &&String| system::NAMES.contains(&n.as_str());
+        let workload = self.workloads.iter().find(|n| !is_workload(n));
+        workload
+            .or_else(|| self.systems.iter().find(|n| !is_system(n)))
+            .map(String::as_str)
+    }
+}

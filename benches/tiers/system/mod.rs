@@ -1,0 +1,142 @@
+//! Who places memory: nobody, the kernel in its several ways, or this project's daemon. Each is set
+//! up as its own documentation says; `pace` multiplies its periods.
+
+mod damos;
+mod ours;
+
+use hmkeeper::sys::numa::node_free;
+use hmkeeper::sys::root::Root;
+use hmkeeper::units::NodeId;
+
+use crate::results::OURS;
+
+/// All of them.
+pub(crate) const NAMES: [&str; 9] = [
+    "first-touch",
+    "bound",
+    "interleave",
+    "numab1",
+    "numab2",
+    "damos",
+    "adaptive",
+    "hm-keeper",
+    "ial",
+];
+
+/// Whether it does anything now and then.
+pub(crate) fn has_periods(name: &str) -> bool {
+    !["first-touch", BOUND, "interleave"].contains(&name)
+}
+
+/// The machine for `bound`: all of the workload fits into node 0.
+pub(crate) const BOUND: &str = "bound";
+
+/// One of them, in the guest.
+pub(crate) trait System {
+    /// The command that the workload is started by, if any.
+    fn wrapper(&self) -> Option<&'static [&'static str]> {
+        None
+    }
+
+    /// Begins; the workload has its memory and does not work yet.
+    fn start(&mut self, pid: u32) -> Result<(), String>;
+
+    /// Ends; undoes nothing, for the guest is thrown away.
+    fn stop(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Its process, if it has one.
+    fn daemon(&self) -> Option<u32> {
+        None
+    }
+
+    /// Bytes that it says it has promoted and demoted of a process; `None`: ask the kernel.
+    fn moved(&self, _pid: u32) -> Result<Option<(u64, u64)>, String> {
+        Ok(None)
+    }
+}
+
+/// By its name.
+pub(crate) fn named(name: &str, pace: f64) -> Option<Box<dyn System>> {
+    Some(match name {
+        "first-touch" => Box::new(Nothing { wrapper: None }),
+        BOUND => Box::new(Bound),
+        "interleave" => Box::new(Nothing {
+            wrapper: Some(&["numactl", "--interleave=all"]),
+        }),
+        "numab1" => Box::new(Balancing { mode: 1, pace }),
+        "numab2" => Box::new(Balancing { mode: 2, pace }),
+        "damos" => Box::new(damos::Damos { pace }),
+        _ => Box::new(ours::Ours::new(
+            OURS.into_iter().find(|o| *o == name)?,
+            pace,
+        )),
+    })
+}
+
+/// Writes a setting.
+pub(crate) fn write(path: &str, value: &str) -> Result<(), String> {
+    std::fs::write(path, value).map_err(|e| format!("{path}: writing {value}: {e}"))
+}
+
+/// Pages stay where they were touched first.
+struct Nothing {
+    wrapper: Option<&'static [&'static str]>,
+}
+
+impl System for Nothing {
+    fn wrapper(&self) -> Option<&'static [&'static str]> {
+        self.wrapper
+    }
+
+    fn start(&mut self, _: u32) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// First touch on a machine whose node 0 holds all: as fast as it can be.
+struct Bound;
+
+impl System for Bound {
+    fn start(&mut self, _: u32) -> Result<(), String> {
+        let free = node_free(&Root::host(), NodeId(0)).map_err(|e| format!("node 0: {e}"))?;
+        if free.0 == 0 {
+            return Err("bound: node 0 is full, and what did not fit lies elsewhere".into());
+        }
+        Ok(())
+    }
+}
+
+/// The kernel's NUMA balancing (Documentation/admin-guide/sysctl/kernel.rst): 1 moves pages to the
+/// node of the CPU that uses them; 2 promotes them to a faster tier, for which demotion on
+/// reclaim (Documentation/ABI/testing/sysfs-kernel-mm-numa) makes room. The periods are the
+/// kernel's defaults, all in debugfs.
+struct Balancing {
+    mode: u32,
+    pace: f64,
+}
+
+/// Milliseconds.
+const PERIODS: [(&str, f64); 4] = [
+    ("scan_delay_ms", 1000.0),
+    ("scan_period_min_ms", 1000.0),
+    ("scan_period_max_ms", 60_000.0),
+    ("hot_threshold_ms", 1000.0),
+];
+
+impl System for Balancing {
+    fn start(&mut self, _: u32) -> Result<(), String> {
+        for (name, ms) in PERIODS {
+            let value = format!("{:.0}", (ms * self.pace).max(1.0));
+            write(
+                &format!("/sys/kernel/debug/sched/numa_balancing/{name}"),
+                &value,
+            )?;
+        }
+        if self.mode == 2 {
+            write("/sys/kernel/mm/numa/demotion_enabled", "1")?;
+        }
+        write("/proc/sys/kernel/numa_balancing", &self.mode.to_string())
+    }
+}

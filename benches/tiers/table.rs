@@ -1,0 +1,92 @@
+//! Results as text: a line as each run ends, and a table of all. Pure.
+
+use crate::results::{Cell, Row};
+
+/// Above the lines of [`line`].
+pub(crate) fn head(wide: usize) -> String {
+    format!(
+        "{:wide$}  {:<9} {:<16} {:>3} {:>8} {:>6}  {:<19} {:>9} {:>7} {:>7}",
+        "",
+        "workload",
+        "system",
+        "run",
+        "seconds",
+        "rel.",
+        "misses by node, %",
+        "moved MiB",
+        "own CPU",
+        "in kern."
+    )
+}
+
+/// One row: percentages of the misses that nodes 0, 1, … served, the daemon's CPU seconds, and
+/// those that the kernel took of the workload's own time.
+pub(crate) fn line(row: &Row) -> String {
+    let m = &row.measured;
+    let shares = m.misses_by_node.keys().map(|&n| row.share_of(n));
+    values(
+        &row.workload,
+        &system(&row.system, row.pace),
+        &row.run.to_string(),
+        m.seconds,
+        row.relative_to_first_touch,
+        shares,
+        [
+            m.moved_bytes as f64,
+            m.daemon_cpu_seconds,
+            m.workload_system_seconds,
+        ],
+    )
+}
+
+/// The medians of all runs, by workload.
+pub(crate) fn all(cells: &[Cell]) -> String {
+    let mut sorted: Vec<&Cell> = cells.iter().collect();
+    let first = |w: &str| cells.iter().position(|c| c.workload == w);
+    sorted.sort_by_key(|c| first(&c.workload));
+    let mut text = head(0) + "\n";
+    for cell in sorted {
+        text += "  ";
+        text += &values(
+            &cell.workload,
+            &system(&cell.system, cell.pace),
+            &format!("x{}", cell.runs),
+            cell.seconds,
+            cell.relative,
+            cell.shares.values().copied(),
+            [
+                cell.moved_bytes,
+                cell.daemon_cpu_seconds,
+                cell.system_seconds,
+            ],
+        );
+        text += "\n";
+    }
+    text
+}
+
+fn system(name: &str, pace: f64) -> String {
+    if (pace - 1.0).abs() < 1e-9 {
+        name.to_owned()
+    } else {
+        format!("{name} x{pace}")
+    }
+}
+
+fn values(
+    workload: &str,
+    system: &str,
+    run: &str,
+    seconds: f64,
+    relative: Option<f64>,
+    shares: impl Iterator<Item = f64>,
+    [moved, own, kernel]: [f64; 3],
+) -> String {
+    let relative = relative.map_or("-".to_owned(), |r| format!("{r:.3}"));
+    let shares: Vec<String> = shares.map(|s| format!("{:4.1}", s * 100.0)).collect();
+    let moved = moved / f64::from(1 << 20);
+    format!(
+        "{workload:<9} {system:<16} {run:>3} {seconds:>8.2} {relative:>6}  {:<19} {moved:>9.0} {own:>7.2} {kernel:>7.2}",
+        shares.join(" ")
+    )
+}

@@ -1,0 +1,145 @@
+//! What `make bench` makes of its measurements: rows, the file that keeps them, table and
+//! charts. The runs themselves are its run set `smoke`.
+
+#![allow(dead_code, reason = "the bench uses the rest of these modules")]
+
+#[path = "../benches/tiers/chart.rs"]
+mod chart;
+#[path = "../benches/tiers/results.rs"]
+mod results;
+#[path = "../benches/tiers/table.rs"]
+mod table;
+
+use results::{Job, Measured, Row};
+
+fn row(system: &str, pace: f64, run: u32, seconds: f64) -> Row {
+    Row {
+        set: "default".into(),
+        workload: "gups".into(),
+        system: system.into(),
+        pace,
+        run,
+        relative_to_first_touch: None,
+        commit: "0123456789ab".into(),
+        measured: Measured {
+            seconds,
+            operations: 10,
+            misses_by_node: [(0, 30), (1, 0), (2, 70)].into(),
+            moved_bytes: 3 << 20,
+            daemon_cpu_seconds: seconds / 50.0,
+            ..Measured::default()
+        },
+    }
+}
+
+#[test]
+fn rows_survive_the_file_and_are_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("deep/tiers.json");
+    assert_eq!(results::load(&path).unwrap(), []);
+    let mut rows = vec![row("first-touch", 1.0, 1, 20.0), row("ial", 0.1, 1, 15.0)];
+    results::relate(&mut rows);
+    results::save(&path, &rows).unwrap();
+    let loaded = results::load(&path).unwrap();
+    assert_eq!(loaded, rows);
+    assert_eq!(loaded[1].relative_to_first_touch, Some(0.75));
+    let job = |system, pace| Job {
+        set: "default",
+        workload: "gups",
+        system,
+        pace,
+        run: 1,
+    };
+    assert!(loaded[1].is(&job("ial", 0.1)));
+    assert!(!loaded[1].is(&job("ial", 1.0)));
+
+    let text = std::fs::read_to_string(&path).unwrap();
+    let array: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    for key in [
+        "workload",
+        "system",
+        "run",
+        "seconds",
+        "relative_to_first_touch",
+        "misses_by_node",
+        "moved_bytes",
+        "daemon_cpu_seconds",
+    ] {
+        assert!(array[0].get(key).is_some(), "{key} in {}", array[0]);
+    }
+    std::fs::write(&path, "[{}]").unwrap();
+    let error = results::load(&path).unwrap_err().to_string();
+    assert!(error.contains("tiers.json"), "{error}");
+}
+
+#[test]
+fn each_run_is_related_to_first_touch_of_the_same_run() {
+    let mut rows = vec![
+        row("first-touch", 1.0, 1, 20.0),
+        row("first-touch", 1.0, 2, 40.0),
+        row("numab2", 1.0, 1, 10.0),
+        row("numab2", 1.0, 2, 30.0),
+        row("numab2", 1.0, 3, 30.0),
+    ];
+    results::relate(&mut rows);
+    let related: Vec<_> = rows.iter().map(|r| r.relative_to_first_touch).collect();
+    assert_eq!(related, [Some(1.0), Some(1.0), Some(0.5), Some(0.75), None]);
+    let cells = results::cells(&rows);
+    assert_eq!(cells.len(), 2);
+    assert_eq!((cells[1].runs, cells[1].seconds), (3, 30.0));
+    assert_eq!(cells[1].relative, Some(0.625));
+    assert!((cells[1].shares[&2] - 0.7).abs() < 1e-9);
+}
+
+#[test]
+fn of_several_paces_the_one_that_is_fastest_over_all_is_shown() {
+    let mut slow_here = row("ial", 0.1, 1, 9.0);
+    slow_here.workload = "zipf".into();
+    let mut fast_here = row("ial", 1.0, 1, 5.0);
+    fast_here.workload = "zipf".into();
+    let rows = [
+        row("first-touch", 1.0, 1, 20.0),
+        row("ial", 0.1, 1, 10.0),
+        row("ial", 1.0, 1, 12.0),
+        slow_here,
+        fast_here,
+    ];
+    // 10 * 9 is more than 12 * 5.
+    let best = results::best_paces(&results::cells(&rows));
+    let paces: Vec<_> = best.iter().map(|c| (&*c.system, c.pace)).collect();
+    assert_eq!(paces, [("first-touch", 1.0), ("ial", 1.0), ("ial", 1.0)]);
+}
+
+#[test]
+fn results_that_cannot_be_are_told() {
+    assert_eq!(row("ial", 1.0, 1, 3.0).fault(), None);
+    assert_eq!(row("ial", 1.0, 1, 0.0).fault(), Some("no time"));
+    let mut blind = row("ial", 1.0, 1, 3.0);
+    blind.measured.misses_by_node.clear();
+    assert_eq!(blind.fault(), Some("no misses"));
+}
+
+#[test]
+fn table_and_charts_show_every_system() {
+    let mut rows = vec![row("first-touch", 1.0, 1, 20.0), row("ial", 0.1, 1, 15.0)];
+    results::relate(&mut rows);
+    let line = table::line(&rows[1]);
+    assert!(
+        line.contains("ial x0.1") && line.contains("0.750"),
+        "{line}"
+    );
+    assert!(line.contains("30.0  0.0 70.0"), "{line}");
+    let cells = results::cells(&rows);
+    assert_eq!(table::all(&cells).lines().count(), 3);
+    let charts = chart::all(&cells);
+    let names: Vec<_> = charts.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["time", "misses", "moved", "cpu"]);
+    for (name, svg) in charts {
+        assert!(
+            svg.starts_with("<?xml") && svg.ends_with("</svg>\n"),
+            "{name}"
+        );
+        assert!(svg.contains(">ial</text>"), "{name}");
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{name}");
+    }
+}
