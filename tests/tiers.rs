@@ -20,6 +20,7 @@ fn row(system: &str, pace: f64, run: u32, seconds: f64) -> Row {
         pace,
         run,
         relative_to_first_touch: None,
+        host_others_cpu_seconds: 0.5,
         commit: "0123456789ab".into(),
         measured: Measured {
             seconds,
@@ -114,6 +115,8 @@ fn of_several_paces_the_one_that_is_fastest_over_all_is_shown() {
 fn results_that_cannot_be_are_told() {
     assert_eq!(row("ial", 1.0, 1, 3.0).fault(), None);
     assert_eq!(row("ial", 1.0, 1, 0.0).fault(), Some("no time"));
+    assert!(row("ial", 1.0, 1, 3.0).is_disturbed());
+    assert!(!row("ial", 1.0, 1, 6.0).is_disturbed());
     let mut blind = row("ial", 1.0, 1, 3.0);
     blind.measured.misses_by_node.clear();
     assert_eq!(blind.fault(), Some("no misses"));

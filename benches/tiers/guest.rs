@@ -11,13 +11,13 @@ use std::time::Duration;
 use hmkeeper::sys::process::end_with_parent;
 use nix::sys::signal::Signal;
 
-use crate::results::Measured;
+use crate::results::{Daemon, Measured};
 use crate::system::{self, System};
 use crate::tierlat::{self, Counts};
 use crate::workload::{Done, Size};
 
 /// Of the kernel, in which it counts CPU time.
-const TICKS_PER_SECOND: f64 = 100.0;
+pub(crate) const TICKS_PER_SECOND: f64 = 100.0;
 /// Threads of the kernel that watch, demote and make room.
 const KERNEL_THREADS: [&str; 3] = ["kdamond", "kswapd", "kcompactd"];
 
@@ -47,21 +47,21 @@ pub(crate) fn measure(
     program.tell()?;
     program.end()?;
     let kernel_moved_bytes = (after.migrated - before.migrated) * hmkeeper::units::PAGE_BYTES;
+    let moved = after.said.as_ref().map(|(up, down, _)| up + down);
     Ok(Measured {
         seconds: done.seconds,
         operations: done.operations,
         misses_by_node: after.counts.watched_since(&before.counts),
         waited_ms_by_node: after.counts.waited_since(&before.counts),
         kernel_misses_by_node: after.counts.kernel_since(&before.counts),
-        moved_bytes: after
-            .own_moved
-            .map_or(kernel_moved_bytes, |(up, down)| up + down),
-        promoted_bytes: after.own_moved.map(|(up, _)| up),
+        moved_bytes: moved.unwrap_or(kernel_moved_bytes),
+        promoted_bytes: after.said.as_ref().map(|(up, ..)| *up),
         kernel_moved_bytes,
         daemon_cpu_seconds: after.others_cpu - before.others_cpu,
         workload_user_seconds: after.own_cpu.0 - before.own_cpu.0,
         workload_system_seconds: after.own_cpu.1 - before.own_cpu.1,
         latency: done.latency,
+        daemon: after.said.map(|(.., daemon)| daemon),
     })
 }
 
@@ -153,7 +153,8 @@ struct Snapshot {
     own_cpu: (f64, f64),
     /// Of the daemon and the kernel's threads.
     others_cpu: f64,
-    own_moved: Option<(u64, u64)>,
+    /// What the daemon says: promoted, demoted, and more.
+    said: Option<(u64, u64, Daemon)>,
 }
 
 impl Snapshot {
@@ -169,7 +170,7 @@ impl Snapshot {
             migrated: vmstat("pgmigrate_success")?,
             own_cpu: cpu(pid)?,
             others_cpu,
-            own_moved: system.moved(pid)?,
+            said: system.status(pid)?,
         })
     }
 }

@@ -16,6 +16,9 @@ pub(crate) const FIRST_TOUCH: &str = "first-touch";
 /// Systems that are this project's daemon, by its policies.
 pub(crate) const OURS: [&str; 3] = ["adaptive", "hm-keeper", "ial"];
 
+/// Others may take so much of a CPU of the host.
+const DISTURBED: f64 = 0.1;
+
 /// A count per memory node.
 pub(crate) type ByNode = BTreeMap<u32, u64>;
 
@@ -71,9 +74,29 @@ pub(crate) struct Measured {
     pub(crate) workload_user_seconds: f64,
     /// See above.
     pub(crate) workload_system_seconds: f64,
+    /// What the daemon says of itself at the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) daemon: Option<Daemon>,
     /// Percentiles of one operation's time, where the workload takes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<Latency>,
+}
+
+/// What the daemon knew of the workload in its last epoch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Daemon {
+    /// Since its start.
+    pub(crate) epochs: u64,
+    /// How long they are now: longer than asked for where less could not be paid for.
+    pub(crate) epoch_seconds: f64,
+    /// In which it watches the workload.
+    pub(crate) regions: u64,
+    /// Pages that it watched.
+    pub(crate) samples: u64,
+    /// Hot in at least half of its scans.
+    pub(crate) hot_bytes: u64,
+    /// Why it moved nothing, if it said so.
+    pub(crate) paused: Vec<String>,
 }
 
 /// Microseconds of the guest.
@@ -103,6 +126,8 @@ pub(crate) struct Row {
     pub(crate) run: u32,
     /// Seconds by those of first touch in the same run; `None` while that is not there.
     pub(crate) relative_to_first_touch: Option<f64>,
+    /// CPU seconds that others took of the host meanwhile: its guest had so much less.
+    pub(crate) host_others_cpu_seconds: f64,
     /// The commit that was measured, with `+` where the tree had changes.
     pub(crate) commit: String,
     /// The measurement.
@@ -131,6 +156,11 @@ impl Row {
             () if m.daemon_cpu_seconds < 0.0 => Some("CPU time below zero"),
             () => None,
         }
+    }
+
+    /// Whether others took so much of the host's time that the figures say little.
+    pub(crate) fn is_disturbed(&self) -> bool {
+        self.host_others_cpu_seconds > DISTURBED * self.measured.seconds
     }
 
     /// The part of the misses that this node served.

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use nix::sys::resource::{UsageWho, getrusage};
 
 use crate::results::{self, Job, Measured, Row};
 use crate::sets::{Choice, Set};
@@ -18,6 +19,9 @@ const FAST_NODE: &str = "320M";
 const FAST_NODE_BOUND: &str = "2G";
 /// The modelled machine (`tests/vm/tierlat`).
 const MACHINE: &str = "hm-keeper";
+/// CPUs of each socket: one for the workload, and one of node 0 for what the kernel and the
+/// daemon do beside it (kswapd runs on its node's CPUs only).
+const CPUS: &str = "2";
 /// Seconds after which a guest is given up.
 const TIMEOUT: &str = "1800";
 /// Of a run, before any was done.
@@ -31,6 +35,9 @@ pub(crate) struct Options {
     set: String,
     #[command(flatten)]
     choice: Choice,
+    /// Run again what was disturbed: while it ran, others took a tenth of one of the host's CPUs
+    #[arg(long)]
+    again: bool,
     /// Stop after so many new runs
     #[arg(long)]
     limit: Option<usize>,
@@ -74,6 +81,9 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         let _ = std::fs::remove_file(&file);
     }
     let mut rows = results::load(&file).map_err(|e| e.to_string())?;
+    if options.again {
+        rows.retain(|r| r.set != set.name || !r.is_disturbed());
+    }
     let jobs = set.jobs(&options.choice);
     let todo: Vec<&Job> = jobs
         .iter()
@@ -97,7 +107,9 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     for (done, job) in todo.iter().enumerate() {
         progress(job, begin.elapsed(), done, todo.len());
         let one = Instant::now();
+        let before = host_others();
         let result = boot(job, set.size);
+        let others = host_others() - before;
         clear_progress();
         let at = format!("{}/{}", done + 1, todo.len());
         let row = result.map(|measured| Row {
@@ -107,6 +119,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
             pace: job.pace,
             run: job.run,
             relative_to_first_touch: None,
+            host_others_cpu_seconds: others.max(0.0),
             commit: commit.clone(),
             measured,
         });
@@ -119,7 +132,15 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
                 let row = &rows[rows.len() - 1];
                 let left = left(begin.elapsed(), done + 1, todo.len());
                 let took = one.elapsed().as_secs();
-                println!("{at:>wide$}  {}  {took} s, {left} left", table::line(row));
+                let noisy = if row.is_disturbed() {
+                    ", others were busy: see --again"
+                } else {
+                    ""
+                };
+                println!(
+                    "{at:>wide$}  {}  {took} s, {left} left{noisy}",
+                    table::line(row)
+                );
             }
             Err(e) => {
                 failed += 1;
@@ -162,7 +183,7 @@ fn boot(job: &Job, size: Size) -> Result<Measured, String> {
         FAST_NODE
     };
     let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm/vm-run"))
-        .args(["--latency", MACHINE, "--timeout", TIMEOUT])
+        .args(["--latency", MACHINE, "--timeout", TIMEOUT, "--cpus", CPUS])
         .args(["--node-size", &format!("0={node}"), "--"])
         .arg(me)
         .args(["guest", job.workload, job.system])
@@ -181,6 +202,31 @@ fn boot(job: &Job, size: Size) -> Result<Measured, String> {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().last().unwrap_or_default();
     serde_json::from_str(line).map_err(|e| format!("result {line:?}: {e}"))
+}
+
+/// CPU seconds since the host's start that were not taken by this program and what it has run.
+fn host_others() -> f64 {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = text.lines().next().unwrap_or_default();
+    let ticks: Vec<f64> = line
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|w| w.parse().ok())
+        .collect();
+    // user, nice, system, (idle, iowait,) irq, softirq, steal; guests are in user already.
+    let busy: f64 = [0, 1, 2, 5, 6, 7]
+        .iter()
+        .filter_map(|&i| ticks.get(i))
+        .sum();
+    let own = |who| {
+        let usage = getrusage(who).ok();
+        usage.map_or(0.0, |u| {
+            let time = u.user_time() + u.system_time();
+            time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6
+        })
+    };
+    let ours = own(UsageWho::RUSAGE_SELF) + own(UsageWho::RUSAGE_CHILDREN);
+    busy / guest::TICKS_PER_SECOND - ours
 }
 
 /// What is measured: a commit, with `+` where the tree differs from it.

@@ -8,7 +8,7 @@ use hmkeeper::sys::numa::node_free;
 use hmkeeper::sys::root::Root;
 use hmkeeper::units::NodeId;
 
-use crate::results::OURS;
+use crate::results::{Daemon, OURS};
 
 /// All of them.
 pub(crate) const NAMES: [&str; 9] = [
@@ -51,8 +51,9 @@ pub(crate) trait System {
         None
     }
 
-    /// Bytes that it says it has promoted and demoted of a process; `None`: ask the kernel.
-    fn moved(&self, _pid: u32) -> Result<Option<(u64, u64)>, String> {
+    /// Bytes that it says it has promoted and demoted of a process, and what else it says;
+    /// `None`: ask the kernel.
+    fn status(&self, _pid: u32) -> Result<Option<(u64, u64, Daemon)>, String> {
         Ok(None)
     }
 }

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use hmkeeper::control::{Request, client};
 use hmkeeper::sys::process::end_with_parent;
-use hmkeeper::telemetry::status::TargetStatus;
 use hmkeeper::units::Pid;
 use nix::sys::signal::Signal;
 
 use super::System;
 use crate::guest::wait_for;
+use crate::results::Daemon;
 
 /// Of an epoch, in seconds, at a pace of 1: the default.
 const INTERVAL: f64 = 10.0;
@@ -58,12 +58,6 @@ impl Ours {
             self.dir.join("state").display(),
             self.socket().display(),
         )
-    }
-
-    fn target(&self, pid: u32) -> Option<TargetStatus> {
-        let pid = Pid(i32::try_from(pid).ok()?);
-        let reply = client::call(&self.socket(), Request::Status).ok()?;
-        reply.status?.targets.into_iter().find(|t| t.pid == pid)
     }
 }
 
@@ -118,8 +112,21 @@ impl System for Ours {
         self.process.as_ref().map(Child::id)
     }
 
-    fn moved(&self, pid: u32) -> Result<Option<(u64, u64)>, String> {
-        let target = self.target(pid).ok_or("the daemon does not answer")?;
-        Ok(Some((target.promoted_bytes, target.demoted_bytes)))
+    fn status(&self, pid: u32) -> Result<Option<(u64, u64, Daemon)>, String> {
+        let reply = client::call(&self.socket(), Request::Status).map_err(|e| e.to_string())?;
+        let status = reply.status.ok_or("the daemon says nothing of itself")?;
+        let own = Pid(i32::try_from(pid).map_err(|e| e.to_string())?);
+        let target = status.targets.iter().find(|t| t.pid == own);
+        let target = target.ok_or("the daemon does not watch the workload")?;
+        let paused = status.paused.iter().chain(&target.paused);
+        let daemon = Daemon {
+            epochs: status.epoch,
+            epoch_seconds: status.epoch_seconds,
+            regions: target.regions,
+            samples: target.samples,
+            hot_bytes: target.hot_bytes,
+            paused: paused.map(|reason| format!("{reason:?}")).collect(),
+        };
+        Ok(Some((target.promoted_bytes, target.demoted_bytes, daemon)))
     }
 }
