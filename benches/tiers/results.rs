@@ -163,6 +163,14 @@ impl Row {
         self.host_others_cpu_seconds > DISTURBED * self.measured.seconds
     }
 
+    /// Nanoseconds of the modelled machine that a miss of the workload waited on average: how
+    /// good the placement was, whatever it cost and whatever else the host did.
+    pub(crate) fn wait_ns(&self) -> f64 {
+        let misses: u64 = self.measured.misses_by_node.values().sum();
+        let waited: f64 = self.measured.waited_ms_by_node.values().sum();
+        waited * 1e6 / misses.max(1) as f64
+    }
+
     /// The part of the misses that this node served.
     pub(crate) fn share_of(&self, node: u32) -> f64 {
         let all: u64 = self.measured.misses_by_node.values().sum();
@@ -252,6 +260,8 @@ pub(crate) struct Cell {
     pub(crate) relative: Option<f64>,
     /// The part of the misses that each node served.
     pub(crate) shares: BTreeMap<u32, f64>,
+    /// See [`Row::wait_ns`].
+    pub(crate) wait_ns: f64,
     /// See [`Measured`].
     pub(crate) moved_bytes: f64,
     /// See [`Measured`].
@@ -292,6 +302,7 @@ fn cell(group: &[&Row]) -> Cell {
         seconds: of(&|r| r.measured.seconds),
         relative: median(related.collect()),
         shares: nodes.iter().map(|&n| (n, of(&|r| r.share_of(n)))).collect(),
+        wait_ns: of(&Row::wait_ns),
         moved_bytes: of(&|r| r.measured.moved_bytes as f64),
         daemon_cpu_seconds: of(&|r| r.measured.daemon_cpu_seconds),
         system_seconds: of(&|r| r.measured.workload_system_seconds),

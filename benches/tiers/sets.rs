@@ -56,7 +56,7 @@ static ALL: [Set; 3] = [
             ("hm-keeper", SWEEP),
             ("ial", SWEEP),
         ],
-        runs: 5,
+        runs: 3,
     },
 ];
 

@@ -5,7 +5,7 @@ use crate::results::{Cell, Row};
 /// Above the lines of [`line`].
 pub(crate) fn head(wide: usize) -> String {
     format!(
-        "{:wide$}  {:<9} {:<16} {:>3} {:>8} {:>6}  {:<19} {:>9} {:>7} {:>7}",
+        "{:wide$}  {:<9} {:<16} {:>3} {:>8} {:>6}  {:<19} {:>7} {:>9} {:>7} {:>7}",
         "",
         "workload",
         "system",
@@ -13,14 +13,15 @@ pub(crate) fn head(wide: usize) -> String {
         "seconds",
         "rel.",
         "misses by node, %",
+        "ns/miss",
         "moved MiB",
         "own CPU",
         "in kern."
     )
 }
 
-/// One row: percentages of the misses that nodes 0, 1, … served, the daemon's CPU seconds, and
-/// those that the kernel took of the workload's own time.
+/// One row: percentages of the misses that nodes 0, 1, … served, how long a miss waited, the
+/// daemon's CPU seconds, and those that the kernel took of the workload's own time.
 pub(crate) fn line(row: &Row) -> String {
     let m = &row.measured;
     let shares = m.misses_by_node.keys().map(|&n| row.share_of(n));
@@ -32,6 +33,7 @@ pub(crate) fn line(row: &Row) -> String {
         row.relative_to_first_touch,
         shares,
         [
+            row.wait_ns(),
             m.moved_bytes as f64,
             m.daemon_cpu_seconds,
             m.workload_system_seconds,
@@ -55,6 +57,7 @@ pub(crate) fn all(cells: &[Cell]) -> String {
             cell.relative,
             cell.shares.values().copied(),
             [
+                cell.wait_ns,
                 cell.moved_bytes,
                 cell.daemon_cpu_seconds,
                 cell.system_seconds,
@@ -80,13 +83,13 @@ fn values(
     seconds: f64,
     relative: Option<f64>,
     shares: impl Iterator<Item = f64>,
-    [moved, own, kernel]: [f64; 3],
+    [wait, moved, own, kernel]: [f64; 4],
 ) -> String {
     let relative = relative.map_or("-".to_owned(), |r| format!("{r:.3}"));
     let shares: Vec<String> = shares.map(|s| format!("{:4.1}", s * 100.0)).collect();
     let moved = moved / f64::from(1 << 20);
     format!(
-        "{workload:<9} {system:<16} {run:>3} {seconds:>8.2} {relative:>6}  {:<19} {moved:>9.0} {own:>7.2} {kernel:>7.2}",
+        "{workload:<9} {system:<16} {run:>3} {seconds:>8.2} {relative:>6}  {:<19} {wait:>7.0} {moved:>9.0} {own:>7.2} {kernel:>7.2}",
         shares.join(" ")
     )
 }

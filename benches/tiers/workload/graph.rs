@@ -40,7 +40,7 @@ struct Graph {
 
 impl Graph {
     fn new(size: Size) -> Self {
-        let count = size.memory(VERTICES);
+        let count = size.all(VERTICES);
         let mut random = Random::new(6);
         let mut vertices = vec![Vertex::default(); count];
         let mut edges = Vec::with_capacity(count * (DEGREES as usize / 2 + 2));

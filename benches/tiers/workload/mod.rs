@@ -48,6 +48,14 @@ impl Size {
         }
     }
 
+    /// The same of a program that works through all of its memory, however little: a 16th.
+    const fn all(self, normal: usize) -> usize {
+        match self {
+            Self::Smoke => normal / 16,
+            Self::Normal | Self::Long => normal,
+        }
+    }
+
     /// `normal`, a 32nd of it or four times that.
     const fn work(self, normal: usize) -> usize {
         match self {

@@ -1,4 +1,4 @@
-//! Merge sort of more than the fastest node holds: 32 Mi words and as many of scratch. Runs that
+//! Merge sort of more than the fastest node holds: 40 Mi words and as many of scratch. Runs that
 //! fit into the cache are sorted first; then each pass reads all and writes all, in order.
 
 use super::random::Random;
@@ -20,7 +20,7 @@ pub(super) struct Sort {
 
 impl Sort {
     pub(super) fn new(size: Size) -> Self {
-        let count = size.memory(WORDS);
+        let count = size.all(WORDS);
         let words = shuffled(count);
         Self {
             sum: sum(&words),
