@@ -1,5 +1,7 @@
 //! Where pages are, and what is free.
 
+use std::collections::BTreeMap;
+
 use super::locate::Locator;
 use super::root::Root;
 use super::text;
@@ -50,7 +52,7 @@ impl Residency for SysResidency {
 
 /// Memory of every node that has any.
 pub(super) fn usage(root: &Root) -> Result<Vec<NodeUsage>, PortError> {
-    let zones = text::read(&root.proc("zoneinfo")).unwrap_or_default();
+    let zones = of_zones(&text::read(&root.proc("zoneinfo")).unwrap_or_default());
     let nodes = text::read_list(&root.sys("devices/system/node/has_memory"))?;
     nodes
         .into_iter()
@@ -60,13 +62,13 @@ pub(super) fn usage(root: &Root) -> Result<Vec<NodeUsage>, PortError> {
 
 /// Memory of one node.
 pub(super) fn usage_of(root: &Root, node: NodeId) -> Result<NodeUsage, PortError> {
-    let zones = text::read(&root.proc("zoneinfo")).unwrap_or_default();
+    let zones = of_zones(&text::read(&root.proc("zoneinfo")).unwrap_or_default());
     of_either(root, &zones, node)
 }
 
-fn of_either(root: &Root, zones: &str, node: NodeId) -> Result<NodeUsage, PortError> {
-    match of_zones(zones, node) {
-        Some(usage) => Ok(usage),
+fn of_either(root: &Root, zones: &[NodeUsage], node: NodeId) -> Result<NodeUsage, PortError> {
+    match zones.iter().find(|usage| usage.node == node) {
+        Some(&usage) => Ok(usage),
         // Hidden, as in some containers: then without a reserve.
         None => of_meminfo(root, node),
     }
@@ -90,7 +92,8 @@ pub(super) fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortErr
     })
 }
 
-/// What `/proc/zoneinfo` says of a node; `None` where it has nothing.
+/// What `/proc/zoneinfo` says of each node that has memory. Its lines are as many as CPUs
+/// times nodes: one pass for all.
 ///
 /// Free is also what waits in the lists of each CPU, which `MemFree` leaves out:
 /// what a demotion frees goes there first, thousands of pages on a small
@@ -102,56 +105,77 @@ pub(super) fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortErr
 /// as much more as is needed to stay above the least watermarks, below which
 /// whoever allocates has to reclaim: the kernel compares these with what is free
 /// without the lists, although it serves from them first.
-fn of_zones(zoneinfo: &str, node: NodeId) -> Option<NodeUsage> {
-    let (mut total, mut free, mut listed, mut reserve, mut brink) = (0, 0, 0, 0, 0);
-    let mut ours = false;
+fn of_zones(zoneinfo: &str) -> Vec<NodeUsage> {
+    let mut nodes: BTreeMap<NodeId, Pages> = BTreeMap::new();
+    let mut sum = &mut Pages::default();
     let (mut here, mut min, mut high, mut managed) = (0, 0, 0, 0);
     for line in zoneinfo.lines() {
         if let Some(rest) = line.strip_prefix("Node ") {
-            ours = rest
-                .split(',')
-                .next()
-                .is_some_and(|n| n.trim().parse() == Ok(node.0));
-            (here, min, high, managed) = (0, 0, 0, 0);
-        } else if ours {
-            // "        high     1234", never "high:" of the per-CPU lists.
-            let mut words = line.split_whitespace();
-            match (words.next(), words.next()) {
-                (Some("pages"), Some("free")) => {
-                    here = number(words.next());
-                    free += here;
-                }
-                (Some("count:"), value) => listed += number(value),
-                (Some("min"), value) => min = number(value),
-                (Some("high"), value) => high = number(value),
-                (Some("managed"), value) => {
-                    managed = number(value);
-                    total += managed;
-                }
-                // The last of the list is for pages that any zone may hold.
-                (Some("protection:"), _) => {
-                    let last = line.trim_end_matches(')').rsplit([' ', '(']).next();
-                    let protection = number(last);
-                    reserve += (high + protection).min(managed);
-                    brink += here.saturating_sub(min + protection);
-                }
-                _ => {}
+            let number = rest.split(',').next().and_then(|n| n.trim().parse().ok());
+            if let Some(node) = number {
+                sum = nodes.entry(NodeId(node)).or_default();
             }
+            (here, min, high, managed) = (0, 0, 0, 0);
+            continue;
+        }
+        // "        high     1234", never "high:" of the per-CPU lists.
+        let line = line.trim_start();
+        let value = |key: &str| {
+            let rest = line.strip_prefix(key)?;
+            rest.starts_with(' ').then(|| number(rest))
+        };
+        if let Some(free) = value("pages free") {
+            here = free;
+            sum.free += here;
+        } else if let Some(listed) = value("count:") {
+            sum.listed += listed;
+        } else if let Some(value) = value("min") {
+            min = value;
+        } else if let Some(value) = value("high") {
+            high = value;
+        } else if let Some(value) = value("managed") {
+            managed = value;
+            sum.total += managed;
+        } else if line.starts_with("protection:") {
+            // The last of the list is for pages that any zone may hold.
+            let last = line.trim_end_matches(')').rsplit([' ', '(']).next();
+            let protection = number(last.unwrap_or_default());
+            sum.reserve += (high + protection).min(managed);
+            sum.brink += here.saturating_sub(min + protection);
         }
     }
-    let free = free + listed;
-    let room = free.saturating_sub(reserve).min(brink);
-    let bytes = |pages: u64| Bytes(pages.saturating_mul(PAGE_BYTES));
-    (total > 0).then(|| NodeUsage {
-        node,
-        total: bytes(total),
-        free: bytes(free),
-        reserve: bytes(reserve.max(free - room)),
-    })
+    let some = nodes.into_iter().filter(|(_, sum)| sum.total > 0);
+    some.map(|(node, sum)| sum.usage(node)).collect()
 }
 
-fn number(word: Option<&str>) -> u64 {
-    word.and_then(|w| w.parse().ok()).unwrap_or(0)
+/// Sums over the zones of a node.
+#[derive(Clone, Copy, Default)]
+struct Pages {
+    total: u64,
+    free: u64,
+    /// In the lists of each CPU.
+    listed: u64,
+    reserve: u64,
+    /// Free above the least watermarks.
+    brink: u64,
+}
+
+impl Pages {
+    fn usage(self, node: NodeId) -> NodeUsage {
+        let free = self.free + self.listed;
+        let room = free.saturating_sub(self.reserve).min(self.brink);
+        let bytes = |pages: u64| Bytes(pages.saturating_mul(PAGE_BYTES));
+        NodeUsage {
+            node,
+            total: bytes(self.total),
+            free: bytes(free),
+            reserve: bytes(self.reserve.max(free - room)),
+        }
+    }
+}
+
+fn number(text: &str) -> u64 {
+    text.trim().parse().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -194,13 +218,14 @@ Node 10, zone   Normal
         protection: (0, 0, 0, 0)
 ";
         let pages = |n: u64| Bytes(n * 4096);
-        let first = of_zones(zoneinfo, NodeId(0)).unwrap();
+        let [first, last] = of_zones(zoneinfo)[..] else {
+            panic!("two nodes");
+        };
+        assert_eq!((first.node, last.node), (NodeId(0), NodeId(10)));
         assert_eq!(first.reserve, pages(3840 + 4500 + 1000));
         assert_eq!(first.free, pages(3840 + 200 + 11 + 2000));
         assert_eq!(first.total, pages(3840 + 700_000 + 100_000));
-        let last = of_zones(zoneinfo, NodeId(10)).unwrap();
         assert_eq!(last.reserve, pages(5));
-        assert_eq!(of_zones(zoneinfo, NodeId(1)), None);
     }
 
     #[test]
@@ -210,7 +235,7 @@ Node 10, zone   Normal
                 "Node 0, zone Normal\n  pages free {free}\n min 800\n high 1000\n \
                  managed 100000\n protection: (0, 0)\n count: {listed}\n"
             );
-            let usage = of_zones(&zoneinfo, NodeId(0)).unwrap();
+            let usage = of_zones(&zoneinfo)[0];
             usage.free.saturating_sub(usage.reserve).pages()
         };
         assert_eq!(room(2000, 300), 1200);

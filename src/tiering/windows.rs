@@ -112,7 +112,7 @@ impl Span {
         fastest: Bytes,
         above: impl Fn(f64) -> Bytes,
     ) -> bool {
-        let full = |span| Rates::new(span, scans).of(f64::from(scans) - FULL_FROM);
+        let full = |span| rate_of(&shares(span, scans), f64::from(scans) - FULL_FROM);
         // Epochs may have become shorter since.
         let before = self.now;
         while self.now > self.least && !fits(self.now, interval, scans) {
@@ -183,30 +183,10 @@ impl Rates {
     /// Of so many scans.
     pub fn new(span: f64, scans: u8) -> Self {
         let scans = scans.max(1);
-        let shares: Vec<f64> = (0..scans).map(|scan| share(span, scans, scan)).collect();
-        let expected = |rate: f64| expected(&shares, rate);
+        let shares = shares(span, scans);
         let all = f64::from(scans);
         let table = (0..=STEPS)
-            .map(|step| {
-                let count = (all * step as f64 / STEPS as f64).min(all - FULL);
-                if step == 0 {
-                    return 0.0;
-                }
-                // Of a function that grows: by halves.
-                let (mut low, mut high) = (0.0, 1.0);
-                while expected(high) < count {
-                    high *= 2.0;
-                }
-                for _ in 0..40 {
-                    let middle = f64::midpoint(low, high);
-                    if expected(middle) < count {
-                        low = middle;
-                    } else {
-                        high = middle;
-                    }
-                }
-                high
-            })
+            .map(|step| rate_of(&shares, all * step as f64 / STEPS as f64))
             .collect();
         Self {
             scans: all,
@@ -231,6 +211,35 @@ impl Rates {
     }
 }
 
+/// The shares of the epoch that all of so many scans wait.
+fn shares(span: f64, scans: u8) -> Vec<f64> {
+    (0..scans.max(1)).map(|n| share(span, scans, n)).collect()
+}
+
+/// The rate at which `count` scans see an access on average; of nearly all or more, as
+/// of nearly all.
+fn rate_of(shares: &[f64], count: f64) -> f64 {
+    if count <= 0.0 {
+        return 0.0;
+    }
+    let count = count.min(shares.len() as f64 - FULL);
+    // Of a function that grows: by halves.
+    let (mut low, mut high) = (0.0, 1.0);
+    while expected(shares, high) < count {
+        high *= 2.0;
+    }
+    for _ in 0..40 {
+        let middle = f64::midpoint(low, high);
+        if expected(shares, middle) < count {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    high
+}
+
+/// In how many scans a page is seen on average that is accessed so often per epoch.
 fn expected(shares: &[f64], rate: f64) -> f64 {
     let seen = |share: &f64| 1.0 - (-rate * share).exp();
     shares.iter().map(seen).sum()
