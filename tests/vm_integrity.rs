@@ -36,7 +36,7 @@ fn every_byte_survives_forced_moves() {
         return;
     }
     let bytes = Bytes::from_mib(256);
-    let seconds = short_or_full(60, 600);
+    let seconds = short_or_full(40, 600);
     let mut workload = Workload::start(&[
         "--pattern=verify",
         &format!("--bytes={}", bytes.0),

@@ -1,6 +1,6 @@
 //! Random updates of a table (GUPS): evenly, or most of them in a hot set that jumps.
 //!
-//! The hot set is made of chunks of 512 KiB, scattered over the table. An update is an exclusive
+//! The hot set is made of chunks of 2 MiB, scattered over the table. An update is an exclusive
 //! or, so that the same updates once more undo it: that is the check.
 
 use super::random::Random;
@@ -9,13 +9,13 @@ use super::{Latencies, Size, Workload};
 const MIB: usize = 1 << 20;
 /// Of the table: 8-byte words.
 const TABLE: usize = 1024 * MIB / 8;
-const CHUNK: usize = MIB / 2 / 8;
+const CHUNK: usize = 2 * MIB / 8;
 /// Hot chunks: 64 MiB. A guest's minute is three seconds of the machine: in a larger set each
 /// page is accessed too seldom in that time to pay for any move.
-const HOT_CHUNKS: usize = 128;
+const HOT_CHUNKS: usize = 32;
 /// So many of 256 updates are of the hot set: nine of ten.
 const HOT_OF_256: u64 = 230;
-const UPDATES: usize = 6_000_000;
+const UPDATES: usize = 12_000_000;
 /// The hot set is in so many places, one after the other.
 const PLACES: usize = 2;
 
@@ -44,7 +44,7 @@ impl Gups {
     pub(super) fn uniform(size: Size) -> Self {
         Self {
             table: filled(size.memory(TABLE)),
-            updates: size.work(UPDATES),
+            updates: size.work(UPDATES / 2),
             places: Vec::new(),
         }
     }

@@ -13,6 +13,7 @@ mod graph;
 mod gups;
 mod random;
 mod sort;
+mod sqlite;
 mod stream;
 mod zipf;
 
@@ -24,8 +25,8 @@ use serde::{Deserialize, Serialize};
 use crate::results::Latency;
 
 /// All of them.
-pub(crate) const NAMES: [&str; 7] = [
-    "gups", "zipf", "stream", "uniform", "pagerank", "bfs", "sort",
+pub(crate) const NAMES: [&str; 8] = [
+    "gups", "sqlite", "zipf", "stream", "uniform", "pagerank", "bfs", "sort",
 ];
 
 /// How large a workload is.
@@ -86,16 +87,17 @@ trait Workload {
     fn check(&mut self) -> Result<(), String>;
 }
 
-fn build(name: &str, size: Size) -> Option<Box<dyn Workload>> {
-    Some(match name {
+fn build(name: &str, size: Size) -> Result<Box<dyn Workload>, String> {
+    Ok(match name {
         "gups" => Box::new(gups::Gups::with_hot_set(size)),
         "uniform" => Box::new(gups::Gups::uniform(size)),
+        "sqlite" => Box::new(sqlite::Sqlite::new(size)?),
         "zipf" => Box::new(zipf::Table::new(size)),
         "stream" => Box::new(stream::Triad::new(size)),
         "pagerank" => Box::new(graph::PageRank::new(size)),
         "bfs" => Box::new(graph::Bfs::new(size)),
         "sort" => Box::new(sort::Sort::new(size)),
-        _ => return None,
+        _ => return Err(format!("there is no workload {name}")),
     })
 }
 
@@ -103,7 +105,7 @@ fn build(name: &str, size: Size) -> Option<Box<dyn Workload>> {
 pub(crate) fn run(name: &str, size: Size) -> Result<(), String> {
     let cpus = cpus_of_first_node();
     hmkeeper::sys::process::pin_thread(&cpus).map_err(|e| format!("pinning: {e}"))?;
-    let mut workload = build(name, size).ok_or_else(|| format!("there is no workload {name}"))?;
+    let mut workload = build(name, size)?;
     let mut lines = io::stdin().lock().lines();
     say("ready")?;
     let _ = lines.next();
