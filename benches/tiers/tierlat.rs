@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::str::FromStr;
 
 use crate::results::ByNode;
 
@@ -81,21 +82,19 @@ fn parse(line: &str) -> Option<(u32, Node)> {
     let (node, counts) = line.strip_prefix("node ")?.split_once(": ")?;
     let (_, kernel) = counts.split_once(" kernel ")?;
     let (kernel, watched) = kernel.split_once(" watched ")?;
-    let word = |text: &str, name: &str| -> Option<f64> {
-        let mut words = text.split_whitespace().skip_while(|w| *w != name);
-        words.nth(1)?.parse().ok()
-    };
-    let count = |text: &str, name: &str| -> Option<u64> {
-        let mut words = text.split_whitespace().skip_while(|w| *w != name);
-        words.nth(1)?.parse().ok()
-    };
-    let both = |text| Some(count(text, "reads")? + count(text, "writes")?);
+    let both = |text| Some(field::<u64>(text, "reads")? + field::<u64>(text, "writes")?);
     Some((
         node.parse().ok()?,
         Node {
             kernel: both(kernel)?,
             watched: both(watched)?,
-            waited_ms: word(watched, "waited_ms")?,
+            waited_ms: field(watched, "waited_ms")?,
         },
     ))
+}
+
+/// The number behind a name.
+fn field<T: FromStr>(text: &str, name: &str) -> Option<T> {
+    let mut words = text.split_whitespace().skip_while(|w| *w != name);
+    words.nth(1)?.parse().ok()
 }
