@@ -486,7 +486,7 @@ fn load_makes_latency_longer() {
             );
             let tolerance = if pause.is_zero() { 0.4 } else { 0.2 };
             if pause.is_zero() && load <= 0.7 {
-                println!("  skipped: flat out, as the host lets the two CPUs run in turns only");
+                println!("skipped: flat out, as the host lets the two CPUs run in turns only");
             }
             if pause.is_zero() && load > 0.7 {
                 // Near 1 the curve is steep: what matters is that it is felt.
