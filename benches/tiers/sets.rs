@@ -26,7 +26,7 @@ static ALL: [Set; 3] = [
         systems: &[],
         runs: 1,
     },
-    // An hour and a quarter on two cores. Runs are short: the daemon has a third of its period,
+    // An hour on two cores. Runs are short: the daemon has a third of its period,
     // the kernel its own; `full` sweeps both.
     Set {
         name: "default",
