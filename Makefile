@@ -76,7 +76,7 @@ accuracy:
 
 ## bench: programs under this daemon, the kernel's own tiering, and none, on an
 ##        emulated machine with four tiers (docs/benchmarks.md): SET=default takes
-##        an hour and a quarter, SET=smoke minutes, SET=full days; what is there is not run again
+##        a little over an hour, SET=smoke minutes, SET=full days; what is there is not run again
 bench:
 	@scripts/setup vm
 	benches/tiers/run $(SET) $(ARGS)

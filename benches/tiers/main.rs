@@ -24,6 +24,7 @@ mod guest;
 mod results;
 mod run;
 mod sets;
+mod stats;
 mod system;
 mod table;
 mod tierlat;

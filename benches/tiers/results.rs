@@ -10,6 +10,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::stats::{interval, median};
+
 /// The system that all others are compared with.
 pub(crate) const FIRST_TOUCH: &str = "first-touch";
 
@@ -171,6 +173,12 @@ impl Row {
         waited * 1e6 / misses.max(1) as f64
     }
 
+    /// Seconds of the guest in which the workload waited for memory: of the modelled machine's
+    /// `stretch` times as long.
+    fn waited(&self, stretch: f64) -> f64 {
+        self.measured.waited_ms_by_node.values().sum::<f64>() / 1e3 * stretch
+    }
+
     /// The part of the misses that this node served.
     pub(crate) fn share_of(&self, node: u32) -> f64 {
         let all: u64 = self.measured.misses_by_node.values().sum();
@@ -232,17 +240,6 @@ pub(crate) fn relate(rows: &mut [Row]) {
     }
 }
 
-/// The middle value, or the mean of the two in the middle; `None` of nothing.
-pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(values[middle]),
-        _ => Some(f64::midpoint(values[middle - 1], values[middle])),
-    }
-}
-
 /// All runs of one workload under one system at one pace: medians.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cell {
@@ -258,6 +255,10 @@ pub(crate) struct Cell {
     pub(crate) seconds: f64,
     /// See [`Row`].
     pub(crate) relative: Option<f64>,
+    /// The 95 % interval of its mean over such runs.
+    pub(crate) interval: Option<(f64, f64)>,
+    /// See [`modelled`].
+    pub(crate) modelled: Option<f64>,
     /// The part of the misses that each node served.
     pub(crate) shares: BTreeMap<u32, f64>,
     /// See [`Row::wait_ns`].
@@ -270,8 +271,25 @@ pub(crate) struct Cell {
     pub(crate) system_seconds: f64,
 }
 
-/// Cells in the order in which their first rows come.
-pub(crate) fn cells(rows: &[Row]) -> Vec<Cell> {
+/// A row's time relative to first touch in the same run, had its own code computed as fast as
+/// there: the time in which first touch did not wait, with the waiting of this row and what the
+/// kernel did for it. Leaves out what the host did meanwhile, and what moves cost the
+/// workload elsewhere than in memory and the kernel.
+fn modelled(row: &Row, rows: &[Row], stretch: f64) -> Option<f64> {
+    let first = rows.iter().find(|r| {
+        r.system == FIRST_TOUCH
+            && r.set == row.set
+            && r.workload == row.workload
+            && r.run == row.run
+    })?;
+    let kernel = |r: &Row| r.measured.workload_system_seconds;
+    let computed = first.measured.seconds - first.waited(stretch) - kernel(first);
+    Some((computed + row.waited(stretch) + kernel(row)) / first.measured.seconds)
+}
+
+/// Cells in the order in which their first rows come. A second of the modelled machine is
+/// `stretch` of the guest.
+pub(crate) fn cells(rows: &[Row], stretch: f64) -> Vec<Cell> {
     let mut groups: Vec<Vec<&Row>> = Vec::new();
     for row in rows {
         let same = |r: &Row| {
@@ -282,10 +300,13 @@ pub(crate) fn cells(rows: &[Row]) -> Vec<Cell> {
             None => groups.push(vec![row]),
         }
     }
-    groups.iter().map(|group| cell(group)).collect()
+    groups
+        .iter()
+        .map(|group| cell(group, rows, stretch))
+        .collect()
 }
 
-fn cell(group: &[&Row]) -> Cell {
+fn cell(group: &[&Row], all: &[Row], stretch: f64) -> Cell {
     let of = |get: &dyn Fn(&Row) -> f64| {
         median(group.iter().map(|r| get(r)).collect()).unwrap_or_default()
     };
@@ -294,13 +315,17 @@ fn cell(group: &[&Row]) -> Cell {
         .flat_map(|r| r.measured.misses_by_node.keys().copied())
         .collect();
     let related = group.iter().filter_map(|r| r.relative_to_first_touch);
+    let related: Vec<f64> = related.collect();
+    let modelled = group.iter().filter_map(|r| modelled(r, all, stretch));
     Cell {
         workload: group[0].workload.clone(),
         system: group[0].system.clone(),
         pace: group[0].pace,
         runs: group.len(),
         seconds: of(&|r| r.measured.seconds),
-        relative: median(related.collect()),
+        interval: interval(&related),
+        relative: median(related),
+        modelled: median(modelled.collect()),
         shares: nodes.iter().map(|&n| (n, of(&|r| r.share_of(n)))).collect(),
         wait_ns: of(&Row::wait_ns),
         moved_bytes: of(&|r| r.measured.moved_bytes as f64),

@@ -164,14 +164,28 @@ pub(crate) fn show(options: &Options) -> Result<(), String> {
     let file = options.results();
     let mut rows = results::load(&file).map_err(|e| e.to_string())?;
     rows.retain(|r| r.set == set.name);
-    let cells = results::cells(&rows);
-    print!("{}", table::all(&cells));
+    let cells = results::cells(&rows, stretch()?);
+    let best = results::best_paces(&cells);
+    print!("{}\n{}", table::all(&cells), table::means(&best));
     let stem = file.with_extension("");
-    for (name, chart) in chart::all(&results::best_paces(&cells)) {
+    for (name, chart) in chart::all(&best) {
         let path = format!("{}-{}-{name}.svg", stem.display(), set.name);
         std::fs::write(&path, chart).map_err(|e| format!("{path}: {e}"))?;
     }
     Ok(())
+}
+
+/// How many times longer everything takes in the guest than on the modelled machine.
+fn stretch() -> Result<f64, String> {
+    let file = format!(
+        "{}/tests/vm/tierlat/{MACHINE}.preset",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let text = std::fs::read_to_string(&file).map_err(|e| format!("{file}: {e}"))?;
+    let scale = text.lines().find_map(|l| l.strip_prefix("scale "));
+    let word = scale.and_then(|rest| rest.split_whitespace().next());
+    word.and_then(|w| w.parse().ok())
+        .ok_or_else(|| format!("{file}: no line \"scale FACTOR\""))
 }
 
 /// One run in a guest of its own.

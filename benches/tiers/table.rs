@@ -1,6 +1,8 @@
 //! Results as text: a line as each run ends, and a table of all. Pure.
 
-use crate::results::{Cell, Row};
+use crate::results::{Cell, FIRST_TOUCH, Row};
+use crate::stats::geometric_mean;
+use crate::workload;
 
 /// Above the lines of [`line`].
 pub(crate) fn head(wide: usize) -> String {
@@ -46,7 +48,7 @@ pub(crate) fn all(cells: &[Cell]) -> String {
     let mut sorted: Vec<&Cell> = cells.iter().collect();
     let first = |w: &str| cells.iter().position(|c| c.workload == w);
     sorted.sort_by_key(|c| first(&c.workload));
-    let mut text = head(0) + "\n";
+    let mut text = head(0) + "  95 % of rel.   model\n";
     for cell in sorted {
         text += "  ";
         text += &values(
@@ -63,9 +65,43 @@ pub(crate) fn all(cells: &[Cell]) -> String {
                 cell.system_seconds,
             ],
         );
-        text += "\n";
+        let interval = cell.interval.filter(|_| cell.system != FIRST_TOUCH);
+        text += &interval.map_or_else(
+            || format!("  {:<13}", "-"),
+            |(low, high)| format!("  {low:.3}..{high:<6.3}"),
+        );
+        text += &cell
+            .modelled
+            .map_or_else(|| format!("  {:>5}\n", "-"), |m| format!("  {m:.3}\n"));
     }
     text
+}
+
+/// Each system's geometric mean of its times relative to first touch, over the workloads where
+/// placement matters and over those where nothing is to be gained.
+pub(crate) fn means(cells: &[Cell]) -> String {
+    let mut systems: Vec<&str> = Vec::new();
+    for cell in cells {
+        if !systems.contains(&cell.system.as_str()) {
+            systems.push(&cell.system);
+        }
+    }
+    let mut text = means_line("geometric means", "where placement matters", "elsewhere");
+    for system in systems {
+        let mean = |gains: bool| {
+            let own = cells
+                .iter()
+                .filter(|c| c.system == system && workload::has_gain(&c.workload) == gains);
+            let relative: Vec<f64> = own.filter_map(|c| c.relative).collect();
+            geometric_mean(&relative).map_or("-".to_owned(), |m| format!("{m:.3}"))
+        };
+        text += &means_line(system, &mean(true), &mean(false));
+    }
+    text
+}
+
+fn means_line(system: &str, gain: &str, none: &str) -> String {
+    format!("  {system:<16} {gain:>23} {none:>9}\n")
 }
 
 fn system(name: &str, pace: f64) -> String {
