@@ -13,6 +13,7 @@ use hmkeeper::tiering::observation::{
     AccessSet, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, Share, TargetId,
     TargetKind, TargetMap,
 };
+use hmkeeper::tiering::pageout::Paging;
 use hmkeeper::tiering::plan::MoveOutcome;
 use hmkeeper::tiering::settings::{EngineSettings, LookRule, SplitRule};
 use hmkeeper::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable};
@@ -113,6 +114,7 @@ fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observ
         },
         capacity: u64::MAX,
         outcome: MoveOutcome::default(),
+        paging: Paging::default(),
     }
 }
 

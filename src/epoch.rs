@@ -20,6 +20,7 @@ use crate::tiering::looks::Looks;
 use crate::tiering::observation::{
     AccessSet, EpochCost, Forgotten, Observation, RangeResidency, TargetId,
 };
+use crate::tiering::pageout::PagedOut;
 use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts, Plan};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, PauseReason};
@@ -27,6 +28,8 @@ use crate::tiering::settings::{EngineSettings, LookRule, WindowRule};
 use crate::tiering::tier::TierTable;
 use crate::tiering::windows::{self, Lateness};
 use crate::units::{Bandwidth, Bytes, Nanos};
+
+mod paging;
 
 /// The longest that the loop moves without looking up: its part of an interval, however
 /// long that is, for an end that was asked for should not have to wait longer.
@@ -106,6 +109,7 @@ pub struct EpochLoop {
     /// The plan whose moves, samples and sweeps are due.
     plan: Option<Plan>,
     outcome: MoveOutcome,
+    paged_out: Vec<PagedOut>,
     /// End of the epoch before: where the next one begins.
     last_due: Option<Nanos>,
     clocks: Clocks,
@@ -137,6 +141,7 @@ impl EpochLoop {
             running: None,
             plan: None,
             outcome: MoveOutcome::default(),
+            paged_out: Vec::new(),
             last_due: None,
             cost: EpochCost::default(),
             lateness: Lateness::default(),
@@ -267,6 +272,7 @@ impl EpochLoop {
         self.note_pauses(&mut plan.report, !observation.targets.is_empty());
         let report = plan.report.clone();
         self.act(&plan)?;
+        self.page_out(&plan);
         self.plan = Some(plan);
         Ok(Some(report))
     }
@@ -439,6 +445,7 @@ impl EpochLoop {
         }
         self.cost.sweeping += self.ports.clock.thread_cpu_time().saturating_sub(before);
         let nodes = self.ports.residency.nodes()?;
+        let paging = self.look_at_paging(&targets);
         self.profiled(cpu);
         Ok(Observation {
             at: self.ports.clock.now(),
@@ -450,6 +457,7 @@ impl EpochLoop {
             cost: self.take_cost(),
             capacity: self.ports.sampler.capacity(),
             outcome: std::mem::take(&mut self.outcome),
+            paging,
         })
     }
 
@@ -470,7 +478,8 @@ impl EpochLoop {
         let process = now.process.saturating_sub(last.process);
         cost.other = process
             .saturating_sub(cost.profiling)
-            .saturating_sub(cost.migration);
+            .saturating_sub(cost.migration)
+            .saturating_sub(cost.paging);
         cost
     }
 

@@ -7,6 +7,7 @@ use std::io;
 use crate::tiering::observation::{
     AccessSet, NodeUsage, Observation, RangeResidency, Sample, TargetKind, TargetMap,
 };
+use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Swap};
 use crate::tiering::plan::{Move, MoveOutcome, Sweep};
 use crate::tiering::settings::EngineSettings;
 use crate::tiering::tier::TierTable;
@@ -357,6 +358,14 @@ pub trait PageMover {
     }
 }
 
+/// Has memory paged out, and tells what came back.
+pub trait Pager {
+    /// Swap now, and those of these targets that are still there.
+    fn look(&mut self, targets: &[TargetMap]) -> (Swap, Vec<Pageable>);
+    /// Tries them in order, for so long at most. A process that has ended has no result.
+    fn page_out(&mut self, wanted: &[PageOut], time: Nanos) -> Vec<PagedOut>;
+}
+
 /// Why a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
@@ -398,6 +407,8 @@ pub struct Ports {
     pub residency: Box<dyn Residency>,
     /// Moves it.
     pub mover: Box<dyn PageMover>,
+    /// Has it paged out; `None`: there is no swap to speak of.
+    pub pager: Option<Box<dyn Pager>>,
     /// Time.
     pub clock: Box<dyn Clock>,
 }

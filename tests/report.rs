@@ -10,6 +10,7 @@ use hmkeeper::sim::{self, Machine, Process, Touch};
 use hmkeeper::tiering::observation::{
     AccessSet, EpochCost, NodeUsage, Observation, Share, TargetId, TargetKind, TargetMap,
 };
+use hmkeeper::tiering::pageout::Paging;
 use hmkeeper::tiering::plan::MoveOutcome;
 use hmkeeper::tiering::settings::{EngineSettings, PolicyName, ProfilingSettings};
 use hmkeeper::tiering::tier::{MemoryKind, Node, TierTable};
@@ -360,6 +361,7 @@ fn a_picture_does_not_grow_with_its_recording() {
             cost: EpochCost::default(),
             capacity: 1 << 20,
             outcome: MoveOutcome::default(),
+            paging: Paging::default(),
         });
     }
     drop(writer);

@@ -7,6 +7,8 @@
 mod chart;
 #[path = "../benches/tiers/results.rs"]
 mod results;
+#[path = "../benches/tiers/stats.rs"]
+mod stats;
 #[path = "../benches/tiers/table.rs"]
 mod table;
 
@@ -85,11 +87,42 @@ fn each_run_is_related_to_first_touch_of_the_same_run() {
     results::relate(&mut rows);
     let related: Vec<_> = rows.iter().map(|r| r.relative_to_first_touch).collect();
     assert_eq!(related, [Some(1.0), Some(1.0), Some(0.5), Some(0.75), None]);
-    let cells = results::cells(&rows);
+    let cells = results::cells(&rows, 20.0);
     assert_eq!(cells.len(), 2);
     assert_eq!((cells[1].runs, cells[1].seconds), (3, 30.0));
     assert_eq!(cells[1].relative, Some(0.625));
     assert!((cells[1].shares[&2] - 0.7).abs() < 1e-9);
+}
+
+#[test]
+fn what_the_host_did_is_not_in_the_modelled_time() {
+    // 100 ms of the machine are 2 s of the guest: first touch computes for 8 s.
+    let waiting = |mut row: Row, ms: f64, kernel: f64| {
+        row.measured.waited_ms_by_node = [(0, ms / 4.0), (2, 3.0 * ms / 4.0)].into();
+        row.measured.workload_system_seconds = kernel;
+        row
+    };
+    let rows = [
+        waiting(row("first-touch", 1.0, 1, 10.0), 100.0, 0.0),
+        waiting(row("ial", 1.0, 1, 99.0), 50.0, 0.0),
+        waiting(row("numab2", 1.0, 1, 9.0), 50.0, 2.0),
+        waiting(row("numab2", 1.0, 2, 9.0), 50.0, 2.0),
+    ];
+    let cells = results::cells(&rows, 20.0);
+    let modelled: Vec<_> = cells.iter().map(|c| c.modelled).collect();
+    assert_eq!(modelled, [Some(1.0), Some(0.9), Some(1.1)]);
+}
+
+#[test]
+fn an_interval_of_few_runs_is_wide() {
+    assert_eq!(stats::interval(&[1.0]), None);
+    let (low, high) = stats::interval(&[0.9, 1.0, 1.1]).unwrap();
+    // 4.303 standard errors of 0.1 / sqrt(3).
+    assert!((low - 0.7516).abs() < 1e-3 && (high - 1.2484).abs() < 1e-3);
+    assert_eq!(stats::interval(&[1.0; 30]), Some((1.0, 1.0)));
+    let mean = stats::geometric_mean(&[0.5, 2.0]).unwrap();
+    assert!((mean - 1.0).abs() < 1e-12);
+    assert_eq!(stats::geometric_mean(&[]), None);
 }
 
 #[test]
@@ -106,7 +139,7 @@ fn of_several_paces_the_one_that_is_fastest_over_all_is_shown() {
         fast_here,
     ];
     // 10 * 9 is more than 12 * 5.
-    let best = results::best_paces(&results::cells(&rows));
+    let best = results::best_paces(&results::cells(&rows, 20.0));
     let paces: Vec<_> = best.iter().map(|c| (&*c.system, c.pace)).collect();
     assert_eq!(paces, [("first-touch", 1.0), ("ial", 1.0), ("ial", 1.0)]);
 }
@@ -132,8 +165,11 @@ fn table_and_charts_show_every_system() {
         "{line}"
     );
     assert!(line.contains("30.0  0.0 70.0"), "{line}");
-    let cells = results::cells(&rows);
+    let cells = results::cells(&rows, 20.0);
     assert_eq!(table::all(&cells).lines().count(), 3);
+    let means = table::means(&cells);
+    let ial: Vec<&str> = means.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(ial, ["ial", "0.750", "-"]);
     let charts = chart::all(&cells);
     let names: Vec<_> = charts.iter().map(|(name, _)| *name).collect();
     assert_eq!(names, ["time", "misses", "moved", "cpu"]);

@@ -7,6 +7,7 @@ use hmkeeper::tiering::observation::{
     AccessSet, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, Share, TargetId,
     TargetKind, TargetMap,
 };
+use hmkeeper::tiering::pageout::Paging;
 use hmkeeper::tiering::plan::{MoveOutcome, Sweep};
 use hmkeeper::tiering::region::RegionMap;
 use hmkeeper::tiering::rng::Rng;
@@ -163,6 +164,7 @@ impl Ours {
             },
             capacity: u64::MAX,
             outcome: MoveOutcome::default(),
+            paging: Paging::default(),
         };
         let plan = self.engine.step(&seen);
         self.samples = plan.samples;

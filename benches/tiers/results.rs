@@ -18,6 +18,10 @@ pub(crate) const FIRST_TOUCH: &str = "first-touch";
 /// Systems that are this project's daemon, by its policies.
 pub(crate) const OURS: [&str; 3] = ["adaptive", "hm-keeper", "ial"];
 
+/// Workloads of whose memory nothing is accessed more than the rest: there is nothing to gain by
+/// what lies where.
+const WITHOUT_GAIN: [&str; 2] = ["stream", "uniform"];
+
 /// Others may take so much of a CPU of the host.
 const DISTURBED: f64 = 0.1;
 
@@ -285,6 +289,13 @@ fn modelled(row: &Row, rows: &[Row], stretch: f64) -> Option<f64> {
     let kernel = |r: &Row| r.measured.workload_system_seconds;
     let computed = first.measured.seconds - first.waited(stretch) - kernel(first);
     Some((computed + row.waited(stretch) + kernel(row)) / first.measured.seconds)
+}
+
+impl Cell {
+    /// Whether a system can gain by what it places where.
+    pub(crate) fn has_gain(&self) -> bool {
+        !WITHOUT_GAIN.contains(&self.workload.as_str())
+    }
 }
 
 /// Cells in the order in which their first rows come. A second of the modelled machine is

@@ -2,7 +2,6 @@
 
 use crate::results::{Cell, FIRST_TOUCH, Row};
 use crate::stats::geometric_mean;
-use crate::workload;
 
 /// Above the lines of [`line`].
 pub(crate) fn head(wide: usize) -> String {
@@ -91,7 +90,7 @@ pub(crate) fn means(cells: &[Cell]) -> String {
         let mean = |gains: bool| {
             let own = cells
                 .iter()
-                .filter(|c| c.system == system && workload::has_gain(&c.workload) == gains);
+                .filter(|c| c.system == system && c.has_gain() == gains);
             let relative: Vec<f64> = own.filter_map(|c| c.relative).collect();
             geometric_mean(&relative).map_or("-".to_owned(), |m| format!("{m:.3}"))
         };

@@ -10,12 +10,16 @@ use toml::{Spanned, Value};
 use super::checker::{Checker, is_auto, is_off};
 use super::fault::Faults;
 use super::policy::policy;
-use super::raw::{Entry, RawConfig, RawDaemon, RawMigration, RawProfiling, RawTarget, RawTier};
+use super::raw::{
+    Entry, RawConfig, RawDaemon, RawMigration, RawPageOut, RawProfiling, RawTarget, RawTier,
+};
 use super::value::{parse_mapping, parse_node, parse_nodes, print_bytes};
 use super::{Config, DaemonConfig, LogLevel, MigrationConfig};
 use crate::ports::{MappingFilter, SamplerKind, Selector, TargetSpec};
 use crate::tiering::observation::TargetKind;
-use crate::tiering::settings::{LookRule, Placement, ProfilingSettings, SplitRule, WindowRule};
+use crate::tiering::settings::{
+    LookRule, PageOutSettings, Placement, ProfilingSettings, SplitRule, WindowRule,
+};
 use crate::tiering::tier::Tier;
 use crate::units::{Bandwidth, Bytes, Nanos, NodeId, PAGE_BYTES, Pid};
 
@@ -28,6 +32,11 @@ const SCANS_MAX: i64 = 20;
 /// Slower than this nothing useful arrives within an epoch.
 const RATE_MIN: Bytes = Bytes::from_mib(1);
 const THREADS_MAX: i64 = 64;
+/// What is paged out after seconds is wanted again.
+const IDLE_MIN: Nanos = Nanos::from_secs(10);
+const IDLE_MAX: Nanos = Nanos::from_secs(30 * 86_400);
+/// A call's worth each epoch.
+const PAGE_OUT_RATE_MIN: Bytes = Bytes::from_kib(64);
 const CALL_TIME_MIN: Nanos = Nanos(100_000);
 const CALL_TIME_MAX: Nanos = Nanos::from_secs(1);
 /// The kernel's `PID_MAX_LIMIT` on 64-bit machines.
@@ -50,6 +59,7 @@ impl TryFrom<RawConfig> for Config {
             sampler,
             policy: policy(&mut check, &raw.policy),
             migration: migration(&mut check, &raw.migration, &default.migration),
+            page_out: page_out(&mut check, &raw.pageout),
             tiers: tiers(&mut check, &raw.tiers),
             targets: targets(&mut check, &raw.targets),
             listen: listen(&mut check, raw.metrics.listen.as_ref(), default.listen),
@@ -251,6 +261,32 @@ fn migration(
             .ratio(raw.share.as_ref(), "migration.share", true, 1.0)
             .unwrap_or(default.share),
     }
+}
+
+/// Read, and with it checked, whether it is enabled or not.
+fn page_out(check: &mut Checker, raw: &RawPageOut) -> Option<PageOutSettings> {
+    let default = PageOutSettings::default();
+    let settings = PageOutSettings {
+        idle: check
+            .time(raw.idle.as_ref(), "pageout.idle", IDLE_MIN, IDLE_MAX)
+            .unwrap_or(default.idle),
+        rate: check
+            .bytes(
+                raw.bytes_per_second.as_ref(),
+                "pageout.bytes_per_second",
+                PAGE_OUT_RATE_MIN,
+            )
+            .map_or(default.rate, |b| Bandwidth(b.0)),
+        any_swap: check
+            .one_of(
+                raw.swap.as_ref(),
+                "pageout.swap",
+                &[("memory", false), ("any", true)],
+            )
+            .unwrap_or(default.any_swap),
+    };
+    let is_enabled = check.boolean(raw.enabled.as_ref(), "pageout.enabled");
+    is_enabled.unwrap_or(false).then_some(settings)
 }
 
 fn listen(

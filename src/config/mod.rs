@@ -16,7 +16,9 @@ use std::path::{Path, PathBuf};
 use crate::epoch::LoopSettings;
 use crate::ports::{SamplerKind, TargetSpec, Threads};
 use crate::tiering::observation::TargetKind;
-use crate::tiering::settings::{EngineSettings, PolicySettings, ProfilingSettings};
+use crate::tiering::settings::{
+    EngineSettings, PageOutSettings, PolicySettings, ProfilingSettings,
+};
 use crate::tiering::tier::Tier;
 use crate::units::{Bandwidth, Nanos};
 
@@ -115,6 +117,8 @@ pub struct Config {
     pub policy: PolicySettings,
     /// `[migration]`
     pub migration: MigrationConfig,
+    /// `[pageout]`; `None`: not enabled.
+    pub page_out: Option<PageOutSettings>,
     /// `[[tiers]]`; `None`: discovered.
     pub tiers: Option<Vec<Tier>>,
     /// `[[targets]]`
@@ -146,6 +150,7 @@ impl Default for Config {
                 headroom: EngineSettings::default().headroom,
                 share: 0.5,
             },
+            page_out: None,
             tiers: None,
             targets: Vec::new(),
             listen: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9477))),
@@ -213,6 +218,7 @@ impl Config {
             profiling: self.profiling,
             policy: self.policy.clone(),
             headroom: migration.headroom,
+            page_out: self.page_out,
             ..EngineSettings::default()
         };
         if let Some(rate) = migration.bytes_per_second {

@@ -28,6 +28,7 @@ pub struct RawConfig {
     pub profiling: RawProfiling,
     pub policy: RawPolicy,
     pub migration: RawMigration,
+    pub pageout: RawPageOut,
     pub metrics: RawMetrics,
     pub control: RawControl,
     pub tiers: Vec<Spanned<RawTier>>,
@@ -137,6 +138,20 @@ pub struct RawMigration {
     pub share: Option<Entry>,
 }
 
+/// `[pageout]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(
+    missing_docs,
+    reason = "the keys are documented in config/hmkeeper.toml"
+)]
+pub struct RawPageOut {
+    pub enabled: Option<Entry>,
+    pub idle: Option<Entry>,
+    pub bytes_per_second: Option<Entry>,
+    pub swap: Option<Entry>,
+}
+
 /// `[metrics]`
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -219,6 +234,7 @@ fn schema() -> Vec<(&'static str, Shape)> {
             ])),
         ),
         ("migration", Shape::Table(fields::<RawMigration>(vec![]))),
+        ("pageout", Shape::Table(fields::<RawPageOut>(vec![]))),
         ("metrics", Shape::Table(fields::<RawMetrics>(vec![]))),
         ("control", Shape::Table(fields::<RawControl>(vec![]))),
         ("tiers", Shape::Tables(fields::<RawTier>(vec![]))),

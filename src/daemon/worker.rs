@@ -21,6 +21,7 @@ use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topo
 use crate::record::file::Writer;
 use crate::sys::clock::{SysClock, Waker};
 use crate::sys::mover::SysMover;
+use crate::sys::pager::SysPager;
 use crate::sys::residency::SysResidency;
 use crate::sys::root::Root;
 use crate::sys::sampler;
@@ -212,6 +213,7 @@ impl Worker {
                 .flatten(),
             residency: Box::new(SysResidency::new(&root)),
             mover: Box::new(SysMover::new(&root).halted_by(Arc::clone(&halt))),
+            pager: Some(Box::new(SysPager::new(&root, Arc::clone(&halt)))),
             clock: Box::new(clock),
         };
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);

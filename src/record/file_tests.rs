@@ -3,6 +3,7 @@ use crate::tiering::observation::{
     AccessSet, EpochCost, Exclusion, Forgotten, NodeUsage, RangeResidency, Sample, Seen, Share,
     TargetId, TargetKind, TargetMap,
 };
+use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Paging, Swap};
 use crate::tiering::plan::{Direction, Move, MoveOutcome, MoveResult, PageCounts, Reason};
 use crate::tiering::tier::{MemoryKind, Node, TierTable};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
@@ -74,6 +75,16 @@ pub(super) fn observation(at: u64) -> Observation {
         },
         ..moved.clone()
     };
+    let out = PagedOut {
+        asked: PageOut {
+            target: target.id,
+            pid: target.pid,
+            range,
+            limit: range.bytes(),
+        },
+        pages: 300,
+        is_whole: true,
+    };
     Observation {
         at: Nanos(at),
         accesses,
@@ -98,6 +109,19 @@ pub(super) fn observation(at: u64) -> Observation {
         outcome: MoveOutcome {
             results: vec![moved, back],
             ..MoveOutcome::default()
+        },
+        paging: Paging {
+            results: vec![out],
+            targets: vec![Pageable {
+                target: TargetId(3),
+                faults: 17,
+                is_permitted: true,
+            }],
+            swap: Some(Swap {
+                total: Bytes(1 << 30),
+                free: Bytes(1 << 29),
+                is_memory: true,
+            }),
         },
     }
 }

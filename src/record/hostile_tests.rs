@@ -8,7 +8,7 @@ use super::*;
 use crate::record::rates::Accesses;
 use crate::record::{Replay, compare, html, png, survey, svg};
 use crate::tiering::observation::{AccessSet, RangeResidency, Sample, TargetId, TargetMap};
-use crate::tiering::settings::{PolicyName, SplitRule};
+use crate::tiering::settings::{PageOutSettings, PolicyName, SplitRule};
 use crate::tiering::tier::{MemoryKind, Node, Source, Tier};
 use crate::units::{Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
@@ -508,6 +508,7 @@ proptest! {
         settings.profiling.split = SplitRule::CHOICES[split].1;
         settings.profiling.initial_region = Bytes(1 << 30);
         settings.profiling.writes = true;
+        settings.page_out = Some(PageOutSettings::default());
         let mut frames = vec![started(settings)];
         for at in 0..3_usize {
             let n = |i: usize| numbers[(at * 7 + i) % numbers.len()];
@@ -529,6 +530,9 @@ proptest! {
             seen.cost.migration = Nanos(n(10) >> 2);
             seen.cost.elapsed = Nanos(n(11) >> 2);
             seen.cost.set_again = few(12);
+            seen.paging.results[0].pages = n(13) % 512;
+            seen.paging.targets[0].faults = n(14);
+            seen.cost.paging = Nanos(n(15) >> 2);
             seen.outcome.results[0].pages.moved = few(13);
             seen.outcome.results[0].pages.deferred = few(14);
             seen.outcome.results[0].asked.limit = Bytes(n(15));

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use super::file::Frame;
 use crate::tiering::observation::{EpochCost, Observation, TargetMap};
+use crate::tiering::pageout::Paging;
 use crate::tiering::settings::{AdaptiveSettings, EngineSettings, HmKeeperSettings};
 use crate::tiering::tier::TierTable;
 use crate::units::{Bytes, Nanos, PAGE_BYTES, PageRange, VirtAddr};
@@ -19,6 +20,8 @@ const ADDRESS_END: VirtAddr = VirtAddr(1 << 57);
 const TIME_MOST: Nanos = Nanos(1 << 62);
 /// Of anything that is counted in one epoch: pages of all addresses and more.
 const COUNT_MOST: u64 = 1 << 48;
+/// 4 EiB.
+const BYTES_MOST: Bytes = Bytes(1 << 62);
 /// As the configuration has it.
 const INTERVAL: std::ops::RangeInclusive<Nanos> = Nanos::from_millis(1)..=Nanos::from_secs(86_400);
 const SCANS: std::ops::RangeInclusive<u8> = 1..=20;
@@ -97,6 +100,9 @@ fn settings(settings: &EngineSettings) -> Sound {
     share(profiling.merge_threshold, 1.0, "the merge threshold")?;
     share(profiling.split_threshold, 1.0, "the split threshold")?;
     share(settings.headroom, 1.0, "the headroom")?;
+    if let Some(page_out) = settings.page_out {
+        time(page_out.idle)?;
+    }
     adaptive(&settings.policy.adaptive)?;
     hm_keeper(&settings.policy.hm_keeper)
 }
@@ -171,8 +177,24 @@ fn observation(seen: &Observation) -> Sound {
         pages <= COUNT_MOST,
         "more pages were moved than there can be",
     )?;
+    paging(&seen.paging)?;
     time(seen.outcome.elapsed)?;
     time(seen.outcome.longest_call)
+}
+
+fn paging(paging: &Paging) -> Sound {
+    for out in &paging.results {
+        reachable(out.asked.range)?;
+        check(
+            out.pages <= out.asked.range.pages(),
+            &format!(
+                "{}: {} pages were paged out, and no more fit",
+                out.asked.range, out.pages
+            ),
+        )?;
+    }
+    let room = paging.swap.map_or(Bytes::ZERO, |swap| swap.total);
+    check(room <= BYTES_MOST, "there is more swap than there can be")
 }
 
 fn target(target: &TargetMap) -> Sound {
@@ -222,6 +244,7 @@ fn cost(cost: &EpochCost) -> Sound {
         cost.forgetting,
         cost.kdamonds,
         cost.migration,
+        cost.paging,
         cost.other,
         cost.elapsed,
     ] {

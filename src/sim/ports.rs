@@ -29,6 +29,7 @@ pub fn ports(machine: &Shared) -> Ports {
         writes: None,
         residency: Box::new(SimMemory(Rc::clone(machine))),
         mover: Box::new(SimMemory(Rc::clone(machine))),
+        pager: None,
         clock: Box::new(SimMemory(Rc::clone(machine))),
     }
 }

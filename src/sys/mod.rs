@@ -14,6 +14,7 @@ pub mod numa;
 mod own_pages;
 pub mod page_idle;
 pub mod pagemap;
+pub mod pager;
 pub mod probe;
 pub mod process;
 pub mod referenced;

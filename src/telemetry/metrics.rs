@@ -12,6 +12,7 @@ use prometheus::{CounterVec, GaugeVec, Opts, Registry, TextEncoder};
 use super::Snapshot;
 use super::totals::tier_name;
 use crate::ports::FolioPace;
+use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::Direction;
 use crate::tiering::report::{PauseReason, TargetReport};
 use crate::units::Bytes;
@@ -64,6 +65,10 @@ metrics! {
         "Bytes moved to a slower tier.";
     MOVE_PAGES = Counter "hmkeeper_move_pages_total" ["target", "result"]
         "Pages of 4 KiB that were to be moved, by what became of them.";
+    PAGED_OUT = Counter "hmkeeper_paged_out_bytes_total" ["target"]
+        "Bytes that went to swap, below the slowest tier.";
+    PAGING_RESTS = Gauge "hmkeeper_page_out_rests" ["reason"]
+        "1 where pageout is enabled and, for this reason, nothing of at least one target is paged out.";
     EXCLUDED = Gauge "hmkeeper_excluded_bytes" ["target", "reason"]
         "Mapped memory of the target that is never moved.";
     HELD = Gauge "hmkeeper_held_bytes" ["target", "reason"]
@@ -301,6 +306,18 @@ fn moves(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
         names.iter().flat_map(|(name, totals)| {
             let results = totals.pages.labelled().into_iter();
             results.map(|(result, count)| (vec![&**name, result], count as f64))
+        }),
+    )?;
+    page.add(
+        &PAGED_OUT,
+        (names.iter()).map(|(name, totals)| (vec![&**name], totals.paged_out.as_f64())),
+    )?;
+    let targets = &snapshot.report.targets;
+    page.add(
+        &PAGING_RESTS,
+        PagingRest::ALL.map(|why| {
+            let on = targets.iter().any(|t| t.paging_rests == Some(why));
+            (vec![why.as_str()], f64::from(u8::from(on)))
         }),
     )
 }

@@ -10,12 +10,13 @@ use serde::{Deserialize, Serialize};
 
 mod explained;
 mod text;
-pub(super) use explained::{excluded, explained, held};
+pub(super) use explained::{excluded, explained, held, paging_rests};
 pub use text::WIDTH;
 
 use super::Snapshot;
 use super::totals::{MoveTotals, Way, tier_name};
 use crate::tiering::observation::{Exclusion, TargetKind};
+use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::{Direction, PageCounts, Reason};
 use crate::tiering::report::{Hold, PauseReason, TargetReport};
 use crate::units::{Bytes, Pid};
@@ -117,6 +118,12 @@ pub struct TargetStatus {
     pub promoted_bytes: u64,
     /// Demoted since it is watched.
     pub demoted_bytes: u64,
+    /// Paged out since it is watched.
+    #[serde(default)]
+    pub paged_out_bytes: u64,
+    /// Why nothing of it is paged out, where that is wanted.
+    #[serde(default)]
+    pub page_out_rests: Option<PagingRest>,
     /// What we cost it in the last epoch, as shares of its CPU time.
     pub overhead: OverheadStatus,
     /// Why it alone is left alone.
@@ -361,6 +368,8 @@ impl TargetStatus {
             moves: moves(target, totals, snapshot),
             promoted_bytes: sum(Direction::Promotion),
             demoted_bytes: sum(Direction::Demotion),
+            paged_out_bytes: totals.map_or(0, |t| t.paged_out.0),
+            page_out_rests: target.paging_rests,
             overhead: OverheadStatus {
                 profiling: target.overhead.profiling,
                 migration: target.overhead.migration,

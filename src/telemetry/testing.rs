@@ -72,6 +72,8 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
             busy: 2,
             ..PageCounts::default()
         },
+        paged_out: Bytes::ZERO,
+        paging_rests: None,
         overhead: Overhead {
             target_cpu: Nanos::from_secs(10),
             profiling: 0.012,

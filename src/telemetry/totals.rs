@@ -34,6 +34,8 @@ pub struct MoveTotals {
     pub moved: BTreeMap<Way, Bytes>,
     /// Pages tried, by result.
     pub pages: PageCounts,
+    /// Bytes paged out.
+    pub paged_out: Bytes,
 }
 
 impl MoveTotals {
@@ -48,6 +50,7 @@ impl MoveTotals {
             *self.moved.entry(way).or_default() += flow.moved;
         }
         self.pages.add(target.move_pages);
+        self.paged_out += target.paged_out;
     }
 
     /// Bytes moved in one direction.
@@ -72,7 +75,7 @@ pub struct OwnCpu {
     pub profiling: Nanos,
     /// Our kdamonds.
     pub kdamonds: Nanos,
-    /// Movers.
+    /// Movers, and having memory paged out.
     pub migration: Nanos,
     /// Control socket, metrics, signals.
     pub other: Nanos,
@@ -120,7 +123,7 @@ impl Totals {
         self.epochs += 1;
         self.cpu.profiling += report.cost.profiling;
         self.cpu.kdamonds += report.cost.kdamonds;
-        self.cpu.migration += report.cost.migration;
+        self.cpu.migration += report.cost.migration + report.cost.paging;
         self.cpu.other += report.cost.other;
         self.longest_call = self.longest_call.max(report.longest_call);
         for target in &report.targets {

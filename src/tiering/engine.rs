@@ -32,6 +32,7 @@ use crate::units::{Bytes, Nanos, Pid};
 mod accesses;
 mod deciding;
 mod outcome;
+mod paging;
 mod reporting;
 mod tracked;
 use reporting::Ratios;
@@ -209,6 +210,7 @@ impl Engine {
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
         let moves = self.decide(seen, &told, &views, &paused, allotted.interval);
+        let (page_outs, paging) = self.page_out(seen, &views, elapsed, allotted.interval);
         let (samples, expected, sweeps) = self.look_next(seen, allotted.sweep_pages);
         let looks = if self.settings.profiling.overhead_control {
             allotted.samples
@@ -224,11 +226,13 @@ impl Engine {
             views,
             paused,
             moves: &moves,
+            paging,
         };
         let report = reporting::report(self, seen, &ratios);
         self.widen(seen, &ratios.views, allotted.interval);
         Plan {
             moves,
+            page_outs,
             samples,
             expected,
             looks,
@@ -253,6 +257,7 @@ impl Engine {
         let raised = self.targets.get(&target.id).map_or(0.0, |t| t.raised);
         let thresholds = self.thresholds(raised);
         let profiling = &self.settings.profiling;
+        let passed = elapsed;
         let tracked = self.targets.entry(target.id).or_default();
         let first = pairs.partition_point(|(s, _)| s.target < target.id);
         let last = pairs.partition_point(|(s, _)| s.target <= target.id);
@@ -273,6 +278,9 @@ impl Engine {
         tracked.map.sync(&target.eligible, initial);
         let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
         tracked.map.record_shared(mine);
+        if self.settings.page_out.is_some() {
+            tracked.map.record_quiet(mine, passed);
+        }
         tracked.recount();
         let mut again = Again {
             accessed: mine.iter().map(|(_, t)| u64::from(t.accessed)).sum(),

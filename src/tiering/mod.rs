@@ -8,6 +8,7 @@ pub mod hotness;
 pub mod looks;
 pub mod moving;
 pub mod observation;
+pub mod pageout;
 pub mod plan;
 pub mod policy;
 pub mod region;

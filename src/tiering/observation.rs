@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::pageout::Paging;
 use super::plan::MoveOutcome;
 use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
@@ -376,6 +377,8 @@ pub struct EpochCost {
     pub kdamonds: Nanos,
     /// Our movers.
     pub migration: Nanos,
+    /// Having targets' memory paged out.
+    pub paging: Nanos,
     /// The rest of our process: control socket, metrics, signals, recording.
     pub other: Nanos,
     /// Wall-clock time of the epoch that this was spent in.
@@ -403,4 +406,6 @@ pub struct Observation {
     pub capacity: u64,
     /// What became of the last plan's moves.
     pub outcome: MoveOutcome,
+    /// What became of what it paged out, and what more may be.
+    pub paging: Paging,
 }

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::observation::{Sample, TargetId};
+use super::pageout::PageOut;
 use super::report::EpochReport;
 use super::settings::LookRule;
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid};
@@ -273,6 +274,8 @@ pub struct Plan {
     /// The most urgent first; each demotion before the promotion that it makes
     /// room for.
     pub moves: Vec<Move>,
+    /// What goes to swap after them, the longest unused first.
+    pub page_outs: Vec<PageOut>,
     /// Pages to watch in the next epoch, sorted by target and address.
     pub samples: Vec<Sample>,
     /// Whether each of these is in a region that is held to be hot.

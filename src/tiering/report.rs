@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::observation::{EpochCost, Exclusion, NodeUsage, TargetId, TargetKind};
+use super::pageout::PagingRest;
 use super::plan::{Direction, PageCounts, Reason};
 use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
 
@@ -150,6 +151,10 @@ pub struct TargetReport {
     pub flows: Vec<Flow>,
     /// Pages of the last plan's moves by result.
     pub move_pages: PageCounts,
+    /// Paged out by the plan before this one.
+    pub paged_out: Bytes,
+    /// Why nothing of it is paged out, where that is wanted and held back.
+    pub paging_rests: Option<PagingRest>,
     /// What we cost it.
     pub overhead: Overhead,
     /// Why it alone is left alone, if it is.

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::{Bytes, HUGE_PAGE_BYTES, Nanos};
+use crate::units::{Bandwidth, Bytes, HUGE_PAGE_BYTES, Nanos};
 
 /// Where a region is split whose samples contradict each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -310,6 +310,27 @@ impl PolicySettings {
     }
 }
 
+/// What goes below the slowest tier ([`pageout`](super::pageout)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageOutSettings {
+    /// What was not seen accessed for so long.
+    pub idle: Nanos,
+    /// At most so much.
+    pub rate: Bandwidth,
+    /// To a disk, too; if not, only where it stays in memory.
+    pub any_swap: bool,
+}
+
+impl Default for PageOutSettings {
+    fn default() -> Self {
+        Self {
+            idle: Nanos::from_secs(300),
+            rate: Bandwidth(10 << 20),
+            any_swap: false,
+        }
+    }
+}
+
 /// Everything that the engine can be told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineSettings {
@@ -322,6 +343,8 @@ pub struct EngineSettings {
     pub headroom: f64,
     /// Bytes that all moves of one epoch may have together.
     pub move_bytes: Bytes,
+    /// What is paged out; `None`: nothing.
+    pub page_out: Option<PageOutSettings>,
 }
 
 impl Default for EngineSettings {
@@ -331,6 +354,7 @@ impl Default for EngineSettings {
             policy: PolicySettings::default(),
             headroom: 0.02,
             move_bytes: Bytes(u64::MAX),
+            page_out: None,
         }
     }
 }

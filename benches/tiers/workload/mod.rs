@@ -29,12 +29,6 @@ pub(crate) const NAMES: [&str; 8] = [
     "gups", "sqlite", "zipf", "stream", "uniform", "pagerank", "bfs", "sort",
 ];
 
-/// Whether some of its memory is accessed more than the rest, so that a system can gain by what
-/// it places where.
-pub(crate) fn has_gain(name: &str) -> bool {
-    !["stream", "uniform"].contains(&name)
-}
-
 /// How large a workload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Size {

@@ -29,6 +29,8 @@ pub(in crate::sys) struct Stat {
     pub(in crate::sys) ticks: Nanos,
     /// Ticks after boot at which it began: with the pid, its identity.
     pub(in crate::sys) start_time: u64,
+    /// Faults that had to read the page, from swap or a file.
+    pub(in crate::sys) major_faults: u64,
     /// The CPU that it ran on last.
     pub(super) processor: u32,
 }
@@ -50,6 +52,7 @@ impl Stat {
             kernel_thread: number(9)? & PF_KTHREAD != 0,
             ticks: Nanos((number(14)? + number(15)?).saturating_mul(NANOS_PER_TICK)),
             start_time: number(22)?,
+            major_faults: number(12)?,
             processor: u32::try_from(number(39)?).ok()?,
         })
     }

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 
 use tracing::{info, warn};
 
-use crate::telemetry::status::{excluded, held};
+use crate::telemetry::status::{excluded, held, paging_rests};
 use crate::tiering::observation::{Exclusion, TargetId};
+use crate::tiering::pageout::PagingRest;
 use crate::tiering::report::{EpochReport, Hold, TargetReport};
 
 /// A reason of which one line is enough.
@@ -17,6 +18,7 @@ enum Why {
     /// By the label of its count.
     Result(&'static str),
     Cpuset,
+    Paging(PagingRest),
 }
 
 /// What was said already, of targets that are there.
@@ -85,6 +87,14 @@ fn reasons(target: &TargetReport) -> Vec<(Why, String)> {
         let nodes = nodes.join(",");
         let text = format!("moved among nodes {nodes} only: its cpuset allows no other");
         all.push((Why::Cpuset, text));
+    }
+    if let Some(why) = target.paging_rests {
+        let text = format!(
+            "nothing is paged out, {}: {}",
+            why.as_str(),
+            paging_rests(why)
+        );
+        all.push((Why::Paging(why), text));
     }
     for (result, pages) in target.move_pages.labelled() {
         let why = match result {

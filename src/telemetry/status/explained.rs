@@ -1,6 +1,7 @@
 //! What reasons mean, and what would lift them: one line each, for the status and the log.
 
 use crate::tiering::observation::Exclusion;
+use crate::tiering::pageout::PagingRest;
 use crate::tiering::report::{Hold, PauseReason};
 
 /// Why nothing is moved, with its name.
@@ -27,6 +28,18 @@ pub(in crate::telemetry) fn excluded(why: Exclusion) -> &'static str {
         Exclusion::Policy => "bound by its program; `move_bound = true` of the target moves it",
         Exclusion::Configured => "left out by `include` or `exclude` of the target",
         Exclusion::Special => "the kernel's, a device's, or without access",
+    }
+}
+
+/// Why nothing is paged out.
+pub(in crate::telemetry) fn paging_rests(why: PagingRest) -> &'static str {
+    match why {
+        PagingRest::NoSwap => "this machine has no swap: zram or zswap would do",
+        PagingRest::OnDisk => "swap is on a disk: `pageout.swap = \"any\"` takes it",
+        PagingRest::Full => "a tenth of swap stays free for the kernel",
+        PagingRest::NotPermitted => "the kernel refuses it: Linux 5.10 and CAP_SYS_NICE are needed",
+        PagingRest::SamplerBlind => "busy, but no page is ever seen accessed",
+        PagingRest::ComesBack => "too much of it was needed again: tried again later",
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::{ShareStatus, Status, TargetStatus, excluded, explained, held};
+use super::{ShareStatus, Status, TargetStatus, excluded, explained, held, paging_rests};
 use crate::tiering::plan::Direction;
 use crate::units::Bytes;
 
@@ -133,6 +133,7 @@ impl TargetStatus {
             )?;
         }
         self.write_left_alone(out)?;
+        self.write_paging(out)?;
         if self.moves.is_empty() {
             writeln!(out, "  nothing was moved yet")?;
             return self.write_pages(out);
@@ -170,6 +171,18 @@ impl TargetStatus {
             .collect();
         if told.len() > 1 || self.move_pages.moved == 0 && !told.is_empty() {
             writeln!(out, "  pages so far: {}", told.join(", "))?;
+        }
+        Ok(())
+    }
+
+    /// What went to swap, where that is wanted.
+    fn write_paging(&self, out: &mut String) -> std::fmt::Result {
+        if self.paged_out_bytes > 0 {
+            writeln!(out, "  paged out so far: {}", Bytes(self.paged_out_bytes))?;
+        }
+        if let Some(why) = self.page_out_rests {
+            let (name, why) = (why.as_str(), paging_rests(why));
+            writeln!(out, "  nothing is paged out: {name} ({why})")?;
         }
         Ok(())
     }

@@ -41,6 +41,12 @@ impl Engine {
                 tracked.map.record_left(told.range, told.from, told.left);
             }
         }
+        for out in &seen.paging.results {
+            if let Some(tracked) = self.targets.get_mut(&out.asked.target) {
+                let range = out.asked.range;
+                tracked.map.record_paged_out(range, out.is_whole);
+            }
+        }
         for counted in &seen.residency {
             if let Some(tracked) = self.targets.get_mut(&counted.target) {
                 tracked

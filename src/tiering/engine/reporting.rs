@@ -3,6 +3,7 @@
 use super::{Engine, Told, accesses};
 use crate::tiering::governor::Again;
 use crate::tiering::observation::{Observation, TargetMap};
+use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::{Move, PageCounts};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, PauseReason, TargetReport};
@@ -16,11 +17,13 @@ pub(super) struct Ratios<'a> {
     pub(super) views: Vec<TierView>,
     pub(super) paused: Vec<Option<PauseReason>>,
     pub(super) moves: &'a [Move],
+    pub(super) paging: Vec<Option<PagingRest>>,
 }
 
 pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -> EpochReport {
     let all: u64 = ratios.told.iter().map(|t| t.samples).sum();
     let moved: u64 = seen.outcome.results.iter().map(|r| r.pages.moved).sum();
+    let all_out: u64 = seen.paging.results.iter().map(|r| r.pages).sum();
     let scans = engine.settings.profiling.scans;
     let targets = (0..seen.targets.len())
         .map(|i| {
@@ -47,6 +50,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 moved: pages.moved,
                 ..told.again
             };
+            let out = seen.paging.pages_of(target.id);
             // Profiling is shared by samples, moving by pages.
             let equal = 1.0 / seen.targets.len() as f64;
             let overhead = Overhead {
@@ -55,7 +59,8 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                     seen.cost.profiling + seen.cost.kdamonds + seen.cost.other,
                     told.cpu,
                 ) * share(told.samples, all, equal),
-                migration: ratio(seen.cost.migration, told.cpu) * share(pages.moved, moved, equal),
+                migration: ratio(seen.cost.migration, told.cpu) * share(pages.moved, moved, equal)
+                    + ratio(seen.cost.paging, told.cpu) * share(out, all_out, equal),
                 target_side: ratio(again.cost(), told.cpu),
             };
             TargetReport {
@@ -80,6 +85,8 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 merges: told.adapted.merges,
                 flows,
                 move_pages: pages,
+                paged_out: Bytes::from_pages(out),
+                paging_rests: ratios.paging[i],
                 overhead,
                 paused: ratios.paused[i],
             }

@@ -2,13 +2,14 @@ use super::*;
 use crate::tiering::observation::{
     AccessSet, EpochCost, Forgotten, NodeUsage, RangeResidency, Seen, Share, TargetKind,
 };
+use crate::tiering::pageout::Paging;
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
 use crate::tiering::report::Hold;
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, Tier};
 use crate::units::{NodeId, PageRange, Pid, VirtAddr};
 
-const MIB: u64 = 1 << 20;
-const ID: TargetId = TargetId(4);
+pub(super) const MIB: u64 = 1 << 20;
+pub(super) const ID: TargetId = TargetId(4);
 const PID: Pid = Pid(44);
 
 pub(super) fn tiers(capacity: Option<Bytes>) -> TierTable {
@@ -58,7 +59,7 @@ pub(super) fn usage(free: [u64; 2]) -> Vec<NodeUsage> {
 }
 
 /// One target with 8 MiB, observed `second` seconds after the start.
-fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> Observation {
+pub(super) fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> Observation {
     let mut accesses = AccessSet::new(samples);
     for _ in 0..3 {
         for i in 0..accesses.samples().len() {
@@ -92,11 +93,12 @@ fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> Observation
         },
         capacity: u64::MAX,
         outcome: MoveOutcome::default(),
+        paging: Paging::default(),
     }
 }
 
 /// The answer to a plan's sweeps: everything on node 3.
-fn slow(plan: &Plan) -> Vec<RangeResidency> {
+pub(super) fn slow(plan: &Plan) -> Vec<RangeResidency> {
     plan.sweeps
         .iter()
         .map(|s| RangeResidency {

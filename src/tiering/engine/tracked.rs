@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::tiering::observation::TargetId;
+use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
 use crate::tiering::region::RegionMap;
 use crate::tiering::sampling;
@@ -39,6 +40,8 @@ pub(super) struct Tracked {
     /// What asking for its writes has to look at, and what is saved up for that.
     pub(super) extent: Extent,
     pub(super) savings: Savings,
+    /// What of it came back from swap.
+    pub(super) returns: Returns,
     /// Where the round of recounting residency goes on.
     recount: VirtAddr,
 }
@@ -57,6 +60,7 @@ impl Default for Tracked {
             has_derived: false,
             extent: Extent::default(),
             savings: Savings::default(),
+            returns: Returns::default(),
             recount: VirtAddr(0),
         }
     }

@@ -35,6 +35,7 @@ mod held;
 mod known;
 mod moves;
 mod pages;
+mod quiet;
 mod rebuild;
 mod scars;
 
@@ -100,6 +101,8 @@ pub struct Region {
     pub(super) aims: [bool; 3],
     /// When and where to it was last moved.
     moved: Option<(u64, Direction)>,
+    /// Seconds without an access that was seen.
+    quiet: f32,
     /// How often it was moved back at once, of late.
     flips: u8,
     /// Epochs since its last move, or since `flips` became less.
@@ -140,6 +143,7 @@ impl Region {
             doubt: None,
             aims: [false; 3],
             moved: None,
+            quiet: 0.0,
             flips: 0,
             calm: 0,
             stuck: Stuck::default(),
@@ -390,6 +394,7 @@ impl Region {
             self.fresh = next.fresh;
         }
         self.stuck = self.stuck.join(next.stuck);
+        self.quiet = self.quiet.min(next.quiet);
         self.shared = mean(self.shared, next.shared);
         self.kept.0 += next.kept.0;
         self.kept.1 = self.kept.1.max(next.kept.1);

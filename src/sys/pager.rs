@@ -1,0 +1,259 @@
+//! Paging out: `process_madvise(2)` with `MADV_PAGEOUT`, and what swap there is.
+//!
+//! **Unit.** A call takes 2 MiB of addresses at most, aligned, so that no huge page is
+//! split for half of it and the target's address space is held (for reading) for as long
+//! as 512 pages take.
+//!
+//! What the manual pages leave out (seen on 6.12 and 6.18):
+//! - Pages that other processes map, too, and pages that are pinned stay, and nothing tells
+//!   which: what went is the difference of present pages in the page map.
+//! - `mlock`ed, hugetlb and device mappings are `EINVAL`, holes `ENOMEM`: both are skipped.
+//! - The right needed is that to read the target's memory (`CAP_SYS_PTRACE`) and, since it
+//!   is made slower, `CAP_SYS_NICE`.
+//! - The caller compresses, in its own CPU time, where swap is zram or zswap.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{PidfdFlags, pidfd_open};
+
+use super::clock::monotonic;
+use super::pagemap::{Entry, Pagemap};
+use super::root::Root;
+use super::targets::Stat;
+use crate::ports::Pager;
+use crate::tiering::observation::TargetMap;
+use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Swap};
+use crate::units::{Bytes, HUGE_PAGE_BYTES, Nanos, PageRange, Pid, VirtAddr};
+
+/// Paging out as the kernel does it.
+#[derive(Debug)]
+pub struct SysPager {
+    root: Root,
+    /// Set when the turn is to end.
+    halt: Arc<AtomicBool>,
+    /// Whose memory the kernel refuses to page out.
+    refused: BTreeSet<Pid>,
+    entries: Vec<Entry>,
+}
+
+impl SysPager {
+    /// Over the kernel below `root`; a turn ends early while `halt` is set.
+    pub fn new(root: &Root, halt: Arc<AtomicBool>) -> Self {
+        Self {
+            root: root.clone(),
+            halt,
+            refused: BTreeSet::new(),
+            entries: Vec::new(),
+        }
+    }
+
+    /// Pages out one range, until `end`.
+    fn one(&mut self, process: &Process, asked: &PageOut, end: Nanos) -> PagedOut {
+        let mut out = PagedOut {
+            asked: asked.clone(),
+            pages: 0,
+            is_whole: false,
+        };
+        for part in parts(asked.range) {
+            let is_over = monotonic() >= end || self.halt.load(Ordering::Relaxed);
+            if is_over || Bytes::from_pages(out.pages) >= asked.limit {
+                return out;
+            }
+            let Some(before) = self.present(process, part) else {
+                return out;
+            };
+            if before == 0 {
+                continue;
+            }
+            match advise(&process.pidfd, part) {
+                Ok(()) => {}
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::ESRCH) => return out,
+                    Some(libc::EPERM | libc::ENOSYS) => {
+                        tracing::warn!(
+                            pid = %asked.pid, %error,
+                            "nothing of it is paged out: process_madvise needs Linux 5.10, \
+                             CAP_SYS_NICE and CAP_SYS_PTRACE"
+                        );
+                        self.refused.insert(asked.pid);
+                        return out;
+                    }
+                    // Some of it cannot be paged out, or the kernel has too much to do.
+                    _ => {}
+                },
+            }
+            let Some(after) = self.present(process, part) else {
+                return out;
+            };
+            out.pages += before.saturating_sub(after);
+        }
+        out.is_whole = true;
+        out
+    }
+
+    /// Present pages of a range; `None` when the process has ended, or is not ours to read.
+    fn present(&mut self, process: &Process, range: PageRange) -> Option<u64> {
+        let read = process.pagemap.read(range, &mut self.entries);
+        read.ok()?;
+        Some(self.entries.iter().filter(|e| e.present()).count() as u64)
+    }
+}
+
+impl Pager for SysPager {
+    fn look(&mut self, targets: &[TargetMap]) -> (Swap, Vec<Pageable>) {
+        let swaps = fs::read_to_string(self.root.proc("swaps")).unwrap_or_default();
+        let zswap = fs::read_to_string(self.root.sys("module/zswap/parameters/enabled"));
+        let swap = parse(&swaps, zswap.is_ok_and(|text| text.starts_with(['Y', '1'])));
+        (self.refused).retain(|pid| targets.iter().any(|t| t.pid == *pid));
+        let told = |target: &TargetMap| {
+            let stat = Stat::of(&self.root, target.pid)?;
+            Some(Pageable {
+                target: target.id,
+                faults: stat.major_faults,
+                is_permitted: !self.refused.contains(&target.pid),
+            })
+        };
+        (swap, targets.iter().filter_map(told).collect())
+    }
+
+    fn page_out(&mut self, wanted: &[PageOut], time: Nanos) -> Vec<PagedOut> {
+        let end = monotonic() + time;
+        let mut open: Option<(Pid, Option<Process>)> = None;
+        let mut results = Vec::new();
+        for asked in wanted {
+            if open.as_ref().is_none_or(|(pid, _)| *pid != asked.pid) {
+                // One process's trouble is no reason to give up the others.
+                let process = Process::open(&self.root, asked.pid).inspect_err(|error| {
+                    tracing::debug!(pid = %asked.pid, %error, "cannot be paged out");
+                });
+                open = Some((asked.pid, process.ok()));
+            }
+            if let Some((_, Some(process))) = &open {
+                results.push(self.one(process, asked, end));
+            }
+        }
+        results
+    }
+}
+
+/// A target, held so that no other with the same pid is taken for it.
+#[derive(Debug)]
+struct Process {
+    pidfd: OwnedFd,
+    pagemap: Pagemap,
+}
+
+impl Process {
+    fn open(root: &Root, pid: Pid) -> io::Result<Self> {
+        let handle = rustix::process::Pid::from_raw(pid.0).ok_or(io::ErrorKind::InvalidInput)?;
+        let pidfd = pidfd_open(handle, PidfdFlags::empty())?;
+        let pagemap = Pagemap::open(root, pid)?;
+        Ok(Self { pidfd, pagemap })
+    }
+}
+
+/// A range cut at multiples of 2 MiB.
+fn parts(range: PageRange) -> impl Iterator<Item = PageRange> {
+    let mut at = range.start();
+    std::iter::from_fn(move || {
+        let next = VirtAddr(at.align_down(HUGE_PAGE_BYTES).0 + HUGE_PAGE_BYTES).min(range.end());
+        let part = PageRange::new(at, next)?;
+        at = next;
+        Some(part)
+    })
+}
+
+fn advise(pidfd: &OwnedFd, range: PageRange) -> io::Result<()> {
+    let bytes = usize::try_from(range.bytes().0).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let start = usize::try_from(range.start().0).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let part = libc::iovec {
+        iov_base: std::ptr::without_provenance_mut(start),
+        iov_len: bytes,
+    };
+    // SAFETY: the one iovec outlives the call; its address is looked up in the other process
+    // and never followed here. MADV_PAGEOUT changes where pages are, never what they hold.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            pidfd.as_raw_fd(),
+            &raw const part,
+            1_usize,
+            libc::MADV_PAGEOUT,
+            0_u32,
+        )
+    };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// What `/proc/swaps` says: a line for each, sizes in KiB.
+fn parse(swaps: &str, has_zswap: bool) -> Swap {
+    let mut swap = Swap {
+        total: Bytes::ZERO,
+        free: Bytes::ZERO,
+        is_memory: true,
+    };
+    for line in swaps.lines().skip(1) {
+        // Blanks in a name are written as \040.
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, _, size, used, ..] = words[..] else {
+            continue;
+        };
+        let kib = |word: &str| Bytes::from_kib(word.parse().unwrap_or(0));
+        swap.total += kib(size);
+        swap.free += kib(size).saturating_sub(kib(used));
+        swap.is_memory &= has_zswap || name.starts_with("/dev/zram");
+    }
+    swap
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiering::observation::TargetId;
+
+    const SWAPS: &str = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
+        /dev/zram0                              partition\t524284\t\t1024\t\t100\n";
+
+    #[test]
+    fn swap_is_memory_where_nothing_of_it_is_a_disk() {
+        let disk = format!("{SWAPS}/dev/nvme0n1p3 partition 1000 0 -2\n");
+        let zram = parse(SWAPS, false);
+        assert_eq!(zram.total, Bytes::from_kib(524_284));
+        assert_eq!(zram.free, Bytes::from_kib(523_260));
+        assert!(zram.is_memory);
+        assert!(!parse(&disk, false).is_memory);
+        assert!(parse(&disk, true).is_memory);
+        assert_eq!(parse("", true).total, Bytes::ZERO);
+        assert_eq!(parse("Filename Type\nnonsense\n", true).total, Bytes::ZERO);
+    }
+
+    #[test]
+    fn ranges_are_cut_where_huge_pages_begin() {
+        let mib =
+            |from: u64, to: u64| PageRange::new(VirtAddr(from << 20), VirtAddr(to << 20)).unwrap();
+        let cut: Vec<PageRange> = parts(mib(1, 7)).collect();
+        assert_eq!(cut, [mib(1, 2), mib(2, 4), mib(4, 6), mib(6, 7)]);
+        assert_eq!(parts(mib(2, 3)).collect::<Vec<_>>(), [mib(2, 3)]);
+    }
+
+    #[test]
+    fn nobody_is_paged_out_when_nobody_is_there() {
+        let halt = Arc::new(AtomicBool::new(false));
+        let mut pager = SysPager::new(&Root::host(), halt);
+        let asked = PageOut {
+            target: TargetId(1),
+            pid: Pid(i32::MAX),
+            range: PageRange::new(VirtAddr(4096), VirtAddr(8192)).unwrap(),
+            limit: Bytes(4096),
+        };
+        assert_eq!(pager.page_out(&[asked], Nanos::from_secs(1)), []);
+    }
+}
