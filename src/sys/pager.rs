@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::clock::monotonic;
+use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{Entry, Pagemap};
 use super::root::Root;
 use super::targets::Stat;
@@ -106,9 +107,7 @@ impl SysPager {
 
 impl Pager for SysPager {
     fn look(&mut self, targets: &[TargetMap]) -> (Swap, Vec<Pageable>) {
-        let swaps = fs::read_to_string(self.root.proc("swaps")).unwrap_or_default();
-        let zswap = fs::read_to_string(self.root.sys("module/zswap/parameters/enabled"));
-        let swap = parse(&swaps, zswap.is_ok_and(|text| text.starts_with(['Y', '1'])));
+        let swap = read_swap(&self.root);
         (self.refused).retain(|pid| targets.iter().any(|t| t.pid == *pid));
         let told = |target: &TargetMap| {
             let stat = Stat::of(&self.root, target.pid)?;
@@ -191,6 +190,41 @@ fn advise(pidfd: &OwnedFd, range: PageRange) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Pages out a page of our own; what was seen, in one line, if it works and if not.
+pub(super) fn try_own_page(root: &Root) -> io::Result<Result<String, String>> {
+    let swap = read_swap(root);
+    if swap.total.is_zero() {
+        return Ok(Err("there is no swap".to_owned()));
+    }
+    let own = OwnPages::new(1)?;
+    let range = own.range().ok_or(io::ErrorKind::InvalidInput)?;
+    advise(&Process::open(root, own_pid())?.pidfd, range)?;
+    let is_out = own.entries(root)?.first().is_some_and(|e| e.swapped());
+    let kind = if swap.is_memory {
+        "in memory"
+    } else {
+        "on a disk: `pageout.swap = \"any\"` takes it"
+    };
+    Ok(if is_out {
+        Ok(format!(
+            "a page of ours went to swap, {}, {kind}",
+            swap.total
+        ))
+    } else {
+        Err(format!(
+            "a page of ours stayed, of swap {} is free",
+            swap.free
+        ))
+    })
+}
+
+/// Swap as it is now; without `/proc/swaps` there is none.
+fn read_swap(root: &Root) -> Swap {
+    let swaps = fs::read_to_string(root.proc("swaps")).unwrap_or_default();
+    let zswap = fs::read_to_string(root.sys("module/zswap/parameters/enabled"));
+    parse(&swaps, zswap.is_ok_and(|text| text.starts_with(['Y', '1'])))
 }
 
 /// What `/proc/swaps` says: a line for each, sizes in KiB.

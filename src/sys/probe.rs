@@ -15,7 +15,7 @@ use super::kpageflags::KpageFlags;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::Pfn;
 use super::root::Root;
-use super::{page_idle, referenced, soft_dirty};
+use super::{page_idle, pager, referenced, soft_dirty};
 use crate::ports::PortError;
 
 /// Whether something can be used.
@@ -140,6 +140,7 @@ pub fn probe(root: &Root) -> Vec<Finding> {
         pagemap(root),
         kpageflags(root),
         soft_dirty(root),
+        page_out(root),
         pagemap_scan(root),
     ];
     findings.extend(capabilities(root));
@@ -304,6 +305,11 @@ fn memory_nodes(root: &Root) -> Finding {
 fn soft_dirty(root: &Root) -> Finding {
     let remedy = "use a kernel with CONFIG_MEM_SOFT_DIRTY=y (needed for write intensity only)";
     Finding::of_io("soft-dirty", soft_dirty::try_own_page(root), remedy)
+}
+
+fn page_out(root: &Root) -> Finding {
+    let remedy = "set up zram or zswap, on Linux 5.10 or later (needed for pageout only)";
+    Finding::of_io("page-out", pager::try_own_page(root), remedy)
 }
 
 /// `struct pm_scan_arg` of `linux/fs.h`.
