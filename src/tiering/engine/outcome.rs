@@ -51,7 +51,7 @@ impl Engine {
             if let Some(tracked) = self.targets.get_mut(&counted.target) {
                 tracked
                     .map
-                    .record_count(counted.range, &counted.pages_by_node, self.epoch);
+                    .record_count(counted.range, &counted.pages_by_node);
             }
         }
     }

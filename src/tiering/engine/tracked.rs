@@ -100,7 +100,7 @@ impl Tracked {
         (self.uncounted, self.useful, self.has_derived) = (0, 0, false);
         for region in self.map.regions() {
             self.useful += sampling::most(region);
-            if region.counted() == 0 {
+            if !region.is_counted() {
                 self.has_derived = true;
                 if region.pages().total() == 0 {
                     self.uncounted += region.range().pages();
@@ -157,7 +157,7 @@ impl Tracked {
                     if left == 0 {
                         return;
                     }
-                    if region.counted() == 0 && (region.heat() >= hot) == wanted {
+                    if !region.is_counted() && (region.heat() >= hot) == wanted {
                         push(region.next_sweep(left), &mut left);
                     }
                 }
@@ -168,7 +168,7 @@ impl Tracked {
             if left == 0 {
                 break;
             }
-            if region.counted() != 0 {
+            if region.is_counted() {
                 let range = region.next_sweep(left);
                 push(range, &mut left);
                 // One that could not be finished goes on in the next round.

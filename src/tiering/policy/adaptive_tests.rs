@@ -242,7 +242,7 @@ fn what_was_moved_back_rests_longer_each_time() {
     let range = PageRange::new(VirtAddr(0), VirtAddr(2 * MIB)).unwrap();
     let mut map = RegionMap::default();
     map.sync(&[range], Bytes(2 * MIB));
-    map.record_count(range, &[(NodeId(3), 512)], 1);
+    map.record_count(range, &[(NodeId(3), 512)]);
     let sample = Sample {
         target: TargetId(1),
         pid: Pid(1),

@@ -155,7 +155,7 @@ fn what_nothing_is_told_of_is_not_cold() {
     let mut list = regions(&[(0.0, 0), (3.0, 3)]);
     let mut map = RegionMap::default();
     map.sync(&[list[0].range()], Bytes(2 * MIB));
-    map.record_count(list[0].range(), &[(NodeId(0), 512)], 1);
+    map.record_count(list[0].range(), &[(NodeId(0), 512)]);
     let mut decided = |region: Region| {
         list[0] = region;
         brief(&decide(HmKeeperSettings::default(), &list, [0, 0, 10, 10]))
@@ -173,7 +173,7 @@ fn what_was_moved_rests_before_it_may_go_back() {
     let mut list = regions(&[(0.0, 0), (3.0, 3)]);
     let mut map = RegionMap::default();
     map.sync(&[list[0].range()], Bytes(2 * MIB));
-    map.record_count(list[0].range(), &[(NodeId(1), 512)], 8);
+    map.record_count(list[0].range(), &[(NodeId(1), 512)]);
     map.record_move(
         list[0].range(),
         NodeId(1),

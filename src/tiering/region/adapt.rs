@@ -274,7 +274,7 @@ fn bisect(
         pages,
         quota,
         evidence: region.evidence / 2.0,
-        counted: 0,
+        is_counted: false,
         counting: None,
         start: region
             .start

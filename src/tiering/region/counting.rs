@@ -12,8 +12,8 @@ pub(super) struct Counting {
 
 impl Region {
     /// Whether its residency was ever counted, not only derived.
-    pub(in crate::tiering) fn counted(&self) -> u64 {
-        self.counted
+    pub(in crate::tiering) fn is_counted(&self) -> bool {
+        self.is_counted
     }
 
     /// What of it to count next, at most `limit` pages.
@@ -29,7 +29,7 @@ impl Region {
     }
 
     /// Folds in a count of `range`, if it is the one that was due.
-    pub(super) fn count(&mut self, range: PageRange, pages: &[(NodeId, u64)], epoch: u64) {
+    pub(super) fn count(&mut self, range: PageRange, pages: &[(NodeId, u64)]) {
         let due = self
             .counting
             .as_ref()
@@ -49,7 +49,7 @@ impl Region {
         counting.next = range.end();
         if range.end() == self.range.end() {
             self.pages = counting.pages;
-            self.counted = epoch;
+            self.is_counted = true;
         } else {
             self.counting = Some(counting);
         }

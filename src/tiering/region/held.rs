@@ -8,7 +8,7 @@
 //! mapped by its process alone. A region that is stuck for nothing but sharing comes
 //! free with the first epoch in which no sample of it is shared.
 
-use super::{Region, RegionMap, take_in};
+use super::{Region, RegionMap, short, take_in};
 use crate::tiering::observation::{Sample, Tally};
 use crate::units::{Bytes, PageRange};
 
@@ -16,7 +16,7 @@ use crate::units::{Bytes, PageRange};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stuck {
     /// Until this epoch.
-    until: u64,
+    until: u32,
     /// For nothing but sharing: until its samples are not shared.
     by_sharing: bool,
 }
@@ -35,7 +35,7 @@ impl Region {
     /// The epoch until which it is left alone because nothing of it could be
     /// moved; 0: never.
     pub fn stuck_until(&self) -> u64 {
-        self.stuck.until
+        self.stuck.until.into()
     }
 
     /// Present bytes of it that another process maps too, by its samples.
@@ -49,10 +49,10 @@ impl Region {
     /// as they are there in this epoch and that is not long ago.
     pub fn kept(&self, epoch: u64) -> Bytes {
         let (pages, until) = self.kept;
-        if epoch > until {
+        if epoch > u64::from(until) {
             return Bytes::ZERO;
         }
-        Bytes::from_pages(pages).min(self.resident())
+        Bytes::from_pages(pages.into()).min(self.resident())
     }
 }
 
@@ -80,7 +80,7 @@ impl RegionMap {
     pub fn record_stuck(&mut self, range: PageRange, epoch: u64, by_sharing: bool) {
         for region in self.within(range) {
             region.stuck = Stuck {
-                until: epoch,
+                until: short(epoch),
                 by_sharing,
             };
         }
@@ -92,7 +92,7 @@ impl RegionMap {
         let mut left = pages;
         for region in self.within(range) {
             let here = left.min(region.range.pages());
-            region.kept = (here, epoch);
+            region.kept = (short(here), short(epoch));
             left -= here;
         }
     }
@@ -115,7 +115,7 @@ mod tests {
         let mut map = RegionMap::default();
         map.sync(&[range(0, 4)], Bytes::from_mib(2));
         for start in [0, 2] {
-            map.record_count(range(start, start + 2), &[(NodeId(0), 512)], 1);
+            map.record_count(range(start, start + 2), &[(NodeId(0), 512)]);
         }
         map
     }

@@ -57,7 +57,17 @@ const FORGOTTEN_AFTER: u8 = 4;
 /// As a share of what was written.
 const NOT_KNOWN: f32 = -1.0;
 
+/// An epoch, or a count of pages, in half the room: there are a million regions. At one
+/// epoch each 100 ms it lasts for 13 years, and longer ones count as that.
+fn short(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
 /// Adjacent pages watched and moved as one.
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "facts that have nothing to do with each other, and there are a million regions"
+)]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Region {
     range: PageRange,
@@ -91,8 +101,8 @@ pub struct Region {
     /// Folios per page of its samples, 0 to 1, smoothed.
     folios: f32,
     pages: Pages,
-    /// Epoch of the last complete count of its pages; 0: only derived.
-    counted: u64,
+    /// Whether its pages were counted to the end since it came to be, not only derived.
+    is_counted: bool,
     counting: Option<Box<Counting>>,
     /// What of it to look at again.
     doubt: Option<Doubt>,
@@ -100,7 +110,7 @@ pub struct Region {
     /// again at what is in doubt.
     pub(super) aims: [bool; 3],
     /// When and where to it was last moved.
-    moved: Option<(u64, Direction)>,
+    moved: Option<(u32, Direction)>,
     /// Seconds without an access that was seen.
     quiet: f32,
     /// How often it was moved back at once, of late.
@@ -113,7 +123,7 @@ pub struct Region {
     shared: f32,
     /// Pages that the kernel kept where they were when they were last to be moved, and the
     /// epoch until which that is held to be so.
-    kept: (u64, u64),
+    kept: (u32, u32),
     /// Whether hotness once changed at its first page.
     start: Option<Step>,
 }
@@ -138,7 +148,7 @@ impl Region {
             order: 0,
             folios: 1.0,
             pages: Pages::default(),
-            counted: 0,
+            is_counted: false,
             counting: None,
             doubt: None,
             aims: [false; 3],
@@ -166,7 +176,7 @@ impl Region {
             seen: true,
             fresh: true,
             pages: Pages::from_counts(pages),
-            counted: 1,
+            is_counted: true,
             ..Self::new(range)
         }
     }
@@ -307,10 +317,10 @@ impl Region {
             evidence: self.evidence * (range.pages() as f32 / self.range.pages() as f32),
             known: self.known.within(range),
             kept: (
-                self.kept.0 * range.pages() / self.range.pages().max(1),
+                short(u64::from(self.kept.0) * range.pages() / self.range.pages().max(1)),
                 self.kept.1,
             ),
-            counted: 0,
+            is_counted: false,
             counting: None,
             start: self.start.filter(|_| range.start() == self.range.start()),
             ..self.clone()
@@ -381,7 +391,7 @@ impl Region {
         self.doubt = self.doubt.or(next.doubt);
         // HM-Keeper §1.2: the combined quota is halved.
         self.quota = u32::midpoint(self.quota, next.quota).max(1);
-        self.counted = self.counted.min(next.counted);
+        self.is_counted &= next.is_counted;
         self.counting = None;
         for (node, count) in next.pages.iter() {
             self.pages.add(node, count);
@@ -396,7 +406,7 @@ impl Region {
         self.stuck = self.stuck.join(next.stuck);
         self.quiet = self.quiet.min(next.quiet);
         self.shared = mean(self.shared, next.shared);
-        self.kept.0 += next.kept.0;
+        self.kept.0 = self.kept.0.saturating_add(next.kept.0);
         self.kept.1 = self.kept.1.max(next.kept.1);
         self.range = range;
     }
@@ -507,9 +517,9 @@ impl RegionMap {
     }
 
     /// The pages of `range` were counted.
-    pub fn record_count(&mut self, range: PageRange, pages: &[(NodeId, u64)], epoch: u64) {
+    pub fn record_count(&mut self, range: PageRange, pages: &[(NodeId, u64)]) {
         if let [region] = self.within(range) {
-            region.count(range, pages, epoch);
+            region.count(range, pages);
         }
     }
 }

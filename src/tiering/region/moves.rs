@@ -1,6 +1,6 @@
 //! What was moved of a region, and how often it was moved back.
 
-use super::{Region, RegionMap};
+use super::{Region, RegionMap, short};
 use crate::tiering::plan::Direction;
 use crate::units::{NodeId, PageRange};
 
@@ -13,7 +13,7 @@ const FLIPS_MAX: u8 = 4;
 impl Region {
     /// The epoch and direction of its last move.
     pub fn moved(&self) -> Option<(u64, Direction)> {
-        self.moved
+        self.moved.map(|(epoch, way)| (u64::from(epoch), way))
     }
 
     /// How often it was moved back, the other way than the time before, soon after that; with
@@ -53,14 +53,14 @@ impl RegionMap {
             region.pages.shift(from, to, count);
             left -= count;
             if count > 0 {
-                let is_back = region.moved.is_some_and(|(before, direction)| {
+                let is_back = region.moved().is_some_and(|(before, direction)| {
                     direction != at.1 && at.0 <= before + u64::from(region.calms_after())
                 });
                 if is_back {
                     region.flips = (region.flips + 1).min(FLIPS_MAX);
                 }
                 region.calm = 0;
-                region.moved = Some(at);
+                region.moved = Some((short(at.0), at.1));
                 // A count under way has seen them where they no longer are.
                 if let Some(counting) = &mut region.counting {
                     counting.pages.shift(from, to, count);
@@ -75,7 +75,7 @@ impl RegionMap {
     pub fn record_left(&mut self, range: PageRange, node: NodeId, most: u64) {
         for region in self.within(range) {
             if range.covers(region.range) && region.pages.cap(node, most) {
-                region.counted = 0;
+                region.is_counted = false;
             }
         }
     }
@@ -120,7 +120,7 @@ mod tests {
 
     fn flap(map: &mut RegionMap, epoch: u64) {
         let (fast, slow) = (NodeId(0), NodeId(3));
-        map.record_count(range(0, SMALL), &[(slow, 512)], epoch);
+        map.record_count(range(0, SMALL), &[(slow, 512)]);
         map.record_move(
             range(0, SMALL),
             slow,

@@ -45,7 +45,7 @@ impl RegionMap {
     /// it has to be quiet anew before that is done again.
     pub fn record_paged_out(&mut self, range: PageRange, is_whole: bool) {
         for region in self.within(range) {
-            region.counted = 0;
+            region.is_counted = false;
             region.counting = None;
             if is_whole && range.covers(region.range) {
                 region.quiet = 0.0;
@@ -111,12 +111,12 @@ mod tests {
         let mut map = RegionMap::default();
         map.sync(&[range(0, 4)], Bytes::from_mib(2));
         for start in [0, 2] {
-            map.record_count(range(start, start + 2), &[(NodeId(3), 512)], 1);
+            map.record_count(range(start, start + 2), &[(NodeId(3), 512)]);
         }
         map.record_quiet(&[sample(0, 0, 3), sample(2, 0, 3)], EPOCH);
         map.record_paged_out(range(0, 2), true);
         map.record_paged_out(range(2, 4), false);
         assert_eq!(quiet(&map), [0, 10]);
-        assert!(map.regions().iter().all(|r| r.counted() == 0));
+        assert!(map.regions().iter().all(|r| !r.is_counted()));
     }
 }

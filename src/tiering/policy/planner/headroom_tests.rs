@@ -190,7 +190,7 @@ impl World {
         let ranges: Vec<PageRange> = (0..list.len() as u64).map(range).collect();
         map.sync(&ranges, Bytes(2 * MIB));
         for (range, &(_, node)) in ranges.iter().zip(list) {
-            map.record_count(*range, &[(NodeId(node), 512)], 1);
+            map.record_count(*range, &[(NodeId(node), 512)]);
         }
         let on_first = list.iter().filter(|(_, node)| *node == 0).count();
         let counts = ranges.into_iter().zip(list.iter().map(|of| of.0)).collect();
