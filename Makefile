@@ -29,7 +29,7 @@ ARGS    ?=
 
 export CARGO
 
-# What `make bench` runs: smoke, default or full.
+# What `make bench` runs: smoke, default, latency or full.
 SET ?= default
 
 .PHONY: all build demo test test-long accuracy bench check test-host test-vm setup install uninstall clean help
@@ -78,7 +78,7 @@ accuracy:
 ##        emulated machine with four tiers (docs/benchmarks.md): SET=default takes
 ##        a little over an hour, SET=smoke minutes, SET=full days; what is there is not run again
 bench:
-	@scripts/setup vm
+	@scripts/setup vm bench
 	benches/tiers/run $(SET) $(ARGS)
 
 ## check: format, lints and documentation, warnings denied

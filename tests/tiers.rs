@@ -156,6 +156,29 @@ fn results_that_cannot_be_are_told() {
 }
 
 #[test]
+fn percentiles_are_medians_over_runs_and_the_longest_is_of_all() {
+    let timed = |run, p99_us, max_us| {
+        let mut row = row("ial", 0.3, run, 1.0);
+        row.measured.latency = Some(results::Latency {
+            p50_us: 10.0,
+            p99_us,
+            max_us,
+        });
+        row
+    };
+    let rows = [
+        row("ial", 0.3, 9, 1.0),
+        timed(1, 300.0, 9000.0),
+        timed(2, 100.0, 4000.0),
+        timed(3, 200.0, 5000.0),
+    ];
+    assert_eq!(table::latencies(&rows[..1]), "");
+    let text = table::latencies(&rows);
+    let words: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(words, ["gups", "ial", "x0.3", "x3", "10", "200", "9"]);
+}
+
+#[test]
 fn table_and_charts_show_every_system() {
     let mut rows = vec![row("first-touch", 1.0, 1, 20.0), row("ial", 0.1, 1, 15.0)];
     results::relate(&mut rows);

@@ -33,14 +33,14 @@ pub(crate) fn measure(
     system::write("/sys/kernel/mm/transparent_hugepage/enabled", "madvise")?;
     system::write("/proc/sys/vm/drop_caches", "3")?;
     let mut program = Program::start(workload, size, &mut *system)?;
-    program.expect("ready")?;
-    system.start(program.pid())?;
-    tierlat::watch(program.pid())?;
-    let before = Snapshot::take(program.pid(), &*system)?;
+    let pid = program.ready()?;
+    system.start(pid)?;
+    tierlat::watch(pid)?;
+    let before = Snapshot::take(pid, &*system)?;
     tierlat::charge(true)?;
     program.tell()?;
     let done = program.line()?;
-    let after = Snapshot::take(program.pid(), &*system)?;
+    let after = Snapshot::take(pid, &*system)?;
     tierlat::charge(false)?;
     system.stop()?;
     let done: Done = serde_json::from_str(&done).map_err(|e| format!("{workload}: {done}: {e}"))?;
@@ -101,10 +101,6 @@ impl Program {
         })
     }
 
-    fn pid(&self) -> u32 {
-        self.process.id()
-    }
-
     fn line(&mut self) -> Result<String, String> {
         let mut line = String::new();
         match self.stdout.read_line(&mut line) {
@@ -114,12 +110,11 @@ impl Program {
         }
     }
 
-    fn expect(&mut self, wanted: &str) -> Result<(), String> {
+    /// Waits until its memory is filled: the process that has it.
+    fn ready(&mut self) -> Result<u32, String> {
         let line = self.line()?;
-        let name = &self.name;
-        (line == wanted)
-            .then_some(())
-            .ok_or_else(|| format!("{name} said {line:?} and not {wanted:?}"))
+        let pid = line.strip_prefix("ready ").and_then(|p| p.parse().ok());
+        pid.ok_or_else(|| format!("{} said {line:?} and not that it is ready", self.name))
     }
 
     fn tell(&mut self) -> Result<(), String> {

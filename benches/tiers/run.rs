@@ -30,7 +30,7 @@ const GUESS: Duration = Duration::from_secs(60);
 /// What to run, and where results lie.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The run set: smoke, default or full
+    /// The run set: smoke, default, latency or full
     #[arg(default_value = "default")]
     set: String,
     #[command(flatten)]
@@ -53,7 +53,7 @@ impl Options {
         }
         Set::named(&self.set).ok_or_else(|| {
             let name = &self.set;
-            format!("there is no run set {name}: smoke, default or full")
+            format!("there is no run set {name}: smoke, default, latency or full")
         })
     }
 
@@ -167,6 +167,7 @@ pub(crate) fn show(options: &Options) -> Result<(), String> {
     let cells = results::cells(&rows, stretch()?);
     let best = results::best_paces(&cells);
     print!("{}\n{}", table::all(&cells), table::means(&best));
+    print!("{}", table::latencies(&rows));
     let stem = file.with_extension("");
     for (name, chart) in chart::all(&best) {
         let path = format!("{}-{}-{name}.svg", stem.display(), set.name);

@@ -17,7 +17,7 @@ pub(crate) struct Set {
 }
 
 /// Names and what they are for.
-static ALL: [Set; 3] = [
+static ALL: [Set; 4] = [
     // Whether everything works: each system once, each workload once. No time is judged.
     Set {
         name: "smoke",
@@ -40,6 +40,18 @@ static ALL: [Set; 3] = [
             ("ial", &[0.3]),
         ],
         runs: 3,
+    },
+    // How long requests take while pages are moved.
+    Set {
+        name: "latency",
+        size: Size::Normal,
+        workloads: &["redis"],
+        systems: &[
+            ("first-touch", &[1.0]),
+            ("numab2", &[1.0]),
+            ("adaptive", &[0.3]),
+        ],
+        runs: 5,
     },
     // Everything, with a sweep of periods, the same for all that have any.
     Set {

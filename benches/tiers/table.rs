@@ -1,7 +1,7 @@
 //! Results as text: a line as each run ends, and a table of all. Pure.
 
-use crate::results::{Cell, FIRST_TOUCH, Row};
-use crate::stats::geometric_mean;
+use crate::results::{Cell, FIRST_TOUCH, Latency, Row};
+use crate::stats::{geometric_mean, median};
 
 /// Above the lines of [`line`].
 pub(crate) fn head(wide: usize) -> String {
@@ -95,6 +95,42 @@ pub(crate) fn means(cells: &[Cell]) -> String {
             geometric_mean(&relative).map_or("-".to_owned(), |m| format!("{m:.3}"))
         };
         text += &means_line(system, &mean(true), &mean(false));
+    }
+    text
+}
+
+/// Of workloads that take them: the medians over all runs of the percentiles of an operation's
+/// time, and the longest of all. Empty where none does.
+pub(crate) fn latencies(rows: &[Row]) -> String {
+    let mut groups: Vec<(&str, String, Vec<Latency>)> = Vec::new();
+    for row in rows {
+        let Some(latency) = row.measured.latency else {
+            continue;
+        };
+        let system = system(&row.system, row.pace);
+        let is_one = |g: &&mut (&str, String, _)| g.0 == row.workload && g.1 == system;
+        match groups.iter_mut().find(is_one) {
+            Some(group) => group.2.push(latency),
+            None => groups.push((&row.workload, system, vec![latency])),
+        }
+    }
+    if groups.is_empty() {
+        return String::new();
+    }
+    let mut text = format!(
+        "\n  {:<9} {:<16} {:>3} {:>8} {:>8} {:>11}\n",
+        "workload", "system", "run", "p50, us", "p99, us", "longest, ms"
+    );
+    for (workload, system, all) in groups {
+        let of = |get: fn(&Latency) -> f64| median(all.iter().map(get).collect()).unwrap_or(0.0);
+        let longest = all.iter().map(|l| l.max_us).fold(0.0, f64::max) / 1e3;
+        let runs = format!("x{}", all.len());
+        let line = format!(
+            "  {workload:<9} {system:<16} {runs:>3} {:>8.0} {:>8.0} {longest:>11.0}\n",
+            of(|l| l.p50_us),
+            of(|l| l.p99_us),
+        );
+        text += &line;
     }
     text
 }

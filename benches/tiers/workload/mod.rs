@@ -1,8 +1,8 @@
 //! The programs that are measured: each does a fixed amount of work on memory of its own
 //! and then checks what it did.
 //!
-//! **Protocol.** `tiers workload NAME` allocates and fills its memory, writes `ready` on stdout,
-//! waits for a line on stdin, works, writes one line of JSON ([`Done`]), waits for another line,
+//! **Protocol.** `tiers workload NAME` allocates and fills its memory, writes `ready PID` on
+//! stdout with the process whose memory that is, waits for a line on stdin, works, writes one line of JSON ([`Done`]), waits for another line,
 //! checks its result and ends; with exit code 1 and a word on stderr where it is wrong.
 //!
 //! **Placement.** It runs on the CPUs of node 0 and touches its memory from the first address
@@ -12,6 +12,7 @@
 mod graph;
 mod gups;
 mod random;
+mod redis;
 mod sort;
 mod sqlite;
 mod stream;
@@ -25,8 +26,8 @@ use serde::{Deserialize, Serialize};
 use crate::results::Latency;
 
 /// All of them.
-pub(crate) const NAMES: [&str; 8] = [
-    "gups", "sqlite", "zipf", "stream", "uniform", "pagerank", "bfs", "sort",
+pub(crate) const NAMES: [&str; 9] = [
+    "gups", "sqlite", "redis", "zipf", "stream", "uniform", "pagerank", "bfs", "sort",
 ];
 
 /// How large a workload is.
@@ -80,6 +81,11 @@ pub(crate) struct Done {
 
 /// A program that is measured.
 trait Workload {
+    /// Whose memory it works on: its own, unless it asks a server.
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+
     /// Works, and says how many operations that was.
     fn work(&mut self, latencies: &mut Latencies) -> u64;
 
@@ -92,6 +98,7 @@ fn build(name: &str, size: Size) -> Result<Box<dyn Workload>, String> {
         "gups" => Box::new(gups::Gups::with_hot_set(size)),
         "uniform" => Box::new(gups::Gups::uniform(size)),
         "sqlite" => Box::new(sqlite::Sqlite::new(size)?),
+        "redis" => Box::new(redis::Redis::new(size)?),
         "zipf" => Box::new(zipf::Table::new(size)),
         "stream" => Box::new(stream::Triad::new(size)),
         "pagerank" => Box::new(graph::PageRank::new(size)),
@@ -107,7 +114,7 @@ pub(crate) fn run(name: &str, size: Size) -> Result<(), String> {
     hmkeeper::sys::process::pin_thread(&cpus).map_err(|e| format!("pinning: {e}"))?;
     let mut workload = build(name, size)?;
     let mut lines = io::stdin().lock().lines();
-    say("ready")?;
+    say(&format!("ready {}", workload.pid()))?;
     let _ = lines.next();
     let mut latencies = Latencies::default();
     let begin = Instant::now();
