@@ -76,7 +76,8 @@ accuracy:
 
 ## bench: programs under this daemon, the kernel's own tiering, and none, on an
 ##        emulated machine with four tiers (docs/benchmarks.md): SET=default takes
-##        a little over an hour, SET=smoke minutes, SET=full days; what is there is not run again
+##        a little over an hour, SET=smoke minutes, SET=full days, SET=latency is
+##        Redis' percentiles; what is there is not run again
 bench:
 	@scripts/setup vm bench
 	benches/tiers/run $(SET) $(ARGS)

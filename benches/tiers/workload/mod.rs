@@ -2,8 +2,9 @@
 //! and then checks what it did.
 //!
 //! **Protocol.** `tiers workload NAME` allocates and fills its memory, writes `ready PID` on
-//! stdout with the process whose memory that is, waits for a line on stdin, works, writes one line of JSON ([`Done`]), waits for another line,
-//! checks its result and ends; with exit code 1 and a word on stderr where it is wrong.
+//! stdout with the process whose memory that is, waits for a line on stdin, works, writes one
+//! line of JSON ([`Done`]), waits for another line, checks its result and ends; with exit code 1
+//! and a word on stderr where it is wrong.
 //!
 //! **Placement.** It runs on the CPUs of node 0 and touches its memory from the first address
 //! to the last, before it works. What is hot lies scattered over all of it, so that the node that
