@@ -280,15 +280,10 @@ impl EpochLoop {
     /// Arms the samples that the last plan asked for.
     fn begin(&mut self) -> Result<Running, PortError> {
         let now = self.ports.clock.now();
-        let (samples, expected) = self
+        let (samples, roles) = self
             .plan
             .as_mut()
-            .map(|p| {
-                (
-                    std::mem::take(&mut p.samples),
-                    std::mem::take(&mut p.expected),
-                )
-            })
+            .map(|p| (std::mem::take(&mut p.samples), std::mem::take(&mut p.roles)))
             .unwrap_or_default();
         let hurry = std::mem::take(&mut self.hurry) && samples.is_empty();
         let profiling = &self.settings.engine.profiling;
@@ -307,7 +302,7 @@ impl EpochLoop {
         let (each, rule, turn) = self.plan.as_ref().map_or_else(Default::default, |plan| {
             (plan.looks, plan.rule, plan.report.epoch)
         });
-        let mut looks = Looks::new(samples, expected, (profiling.scans, each), rule, turn);
+        let mut looks = Looks::new(samples, roles, (profiling.scans, each), rule, turn);
         self.forget();
         self.arm(&mut looks, windows[0])?;
         let armed = self.ports.clock.now();

@@ -2,7 +2,7 @@
 
 use hmkeeper::tiering::engine::Engine;
 use hmkeeper::tiering::governor::AIM;
-use hmkeeper::tiering::looks::Looks;
+use hmkeeper::tiering::looks::{Looks, Role};
 use hmkeeper::tiering::observation::{
     AccessSet, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, Share, TargetId,
     TargetKind, TargetMap,
@@ -73,7 +73,7 @@ pub(crate) struct Ours {
     rule: LookRule,
     windows: WindowRule,
     samples: Vec<Sample>,
-    expected: Vec<bool>,
+    roles: Vec<Role>,
     sweeps: Vec<Sweep>,
 }
 
@@ -105,10 +105,10 @@ impl Ours {
             passed: 0.0,
             belief: Vec::new(),
             epoch: 0,
-            rule: profiling.looks,
+            rule: profiling.look_rule(),
             windows: profiling.window_rule(),
             samples: Vec::new(),
-            expected: Vec::new(),
+            roles: Vec::new(),
             sweeps: Vec::new(),
         };
         ours.step(AccessSet::new(Vec::new()), 0);
@@ -168,7 +168,7 @@ impl Ours {
         };
         let plan = self.engine.step(&seen);
         self.samples = plan.samples;
-        self.expected = plan.expected;
+        self.roles = plan.roles;
         self.sweeps = plan.sweeps;
     }
 
@@ -177,6 +177,8 @@ impl Ours {
         // The first epoch watches as if it were busy for a whole interval.
         let times = match self.rule {
             LookRule::Fresh => u64::from(SCANS),
+            // They hold themselves to it.
+            LookRule::Sequential => u64::MAX / self.budget,
             LookRule::Repeated => 1,
         };
         let most = usize::try_from(self.budget * times).unwrap_or(usize::MAX);
@@ -184,9 +186,9 @@ impl Ours {
         if self.is_held {
             samples.truncate(most);
         }
-        let expected = std::mem::take(&mut self.expected);
+        let roles = std::mem::take(&mut self.roles);
         let each = (SCANS, self.budget);
-        let mut looks = Looks::new(samples, expected, each, self.rule, self.epoch);
+        let mut looks = Looks::new(samples, roles, each, self.rule, self.epoch);
         let mut scanned = 0;
         for scan in 0..SCANS {
             let window = self.interval * windows::share(Span::new(self.windows).get(), SCANS, scan);

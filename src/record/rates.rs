@@ -69,7 +69,7 @@ impl Accesses {
             return Ok(None);
         };
         let stretch = (self.time).next(epoch.run, epoch.seen.at, epoch.seen.cost.elapsed);
-        let rates = Rates::new(epoch.engine.span(), epoch.engine.scans());
+        let rates = epoch.engine.rates();
         let mut is_one_too_many = false;
         for target in &epoch.seen.targets {
             let known = self.processes.len();
@@ -84,7 +84,7 @@ impl Accesses {
             };
             for region in map.regions() {
                 let range = region.range();
-                if let Some(per_page) = per_page(region, &rates) {
+                if let Some(per_page) = per_page(region, rates) {
                     if region.is_fresh() {
                         let order = (region.folio_bytes() / PAGE_BYTES).trailing_zeros() as usize;
                         self.orders[order.min(ORDERS - 1)] += range.bytes().as_f64();
@@ -131,6 +131,7 @@ fn per_page(region: &Region, rates: &Rates) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tiering::settings::LookRule;
     use crate::tiering::windows::SPAN;
     use crate::units::{NodeId, VirtAddr};
 
@@ -142,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_count_stands_for_a_rate() {
-        let rates = Rates::new(SPAN, 3);
+        let rates = Rates::new(SPAN, 3, LookRule::Repeated);
         let of = |hotness| per_page(&region(hotness, 1000), &rates).unwrap();
         // One window in three, two, all of them: ever more than in proportion.
         assert!((of(1.0) / rates.of(1.0) - 1.0).abs() < 1e-9);
@@ -151,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_mostly_absent_and_never_accessed_is_no_memory() {
-        let rates = Rates::new(SPAN, 3);
+        let rates = Rates::new(SPAN, 3, LookRule::Repeated);
         assert_eq!(per_page(&region(0.0, 499), &rates), None);
         assert_eq!(per_page(&region(0.0, 500), &rates), Some(0.0));
         assert!(per_page(&region(0.5, 0), &rates).is_some());

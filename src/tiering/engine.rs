@@ -23,10 +23,12 @@ use super::policy::{self, Policy};
 use super::region::{Adapted, RegionMap, Thresholds};
 use super::report::PauseReason;
 use super::rng::Rng;
-use super::sampling;
-use super::settings::{EngineSettings, LookRule, Placement, SplitRule, WindowRule};
+use super::sampling::{self, Drawing, Drawn};
+use super::settings::{
+    EngineSettings, LookRule, Placement, ProfilingSettings, SplitRule, WindowRule,
+};
 use super::tier::{TierTable, TierView};
-use super::windows::{self, Rates, Span};
+use super::windows::{self, Coverage, Rates, Span};
 use crate::units::{Bytes, Nanos, Pid};
 
 mod accesses;
@@ -105,6 +107,7 @@ pub struct Engine {
     span: Span,
     rates: Rates,
     estimates: Estimates,
+    coverage: Coverage,
     /// Pages of all targets that could be looked at in the last epoch.
     afforded: u64,
     targets: BTreeMap<TargetId, Tracked>,
@@ -118,7 +121,8 @@ impl Engine {
         let span = Span::new(settings.profiling.window_rule());
         Self {
             policy: policy::build(&settings.policy),
-            rates: Rates::new(span.get(), settings.profiling.scans),
+            rates: rates(span, &settings.profiling),
+            coverage: coverage(span, &settings.profiling),
             estimates: Estimates::new(span.get(), settings.profiling.scans),
             span,
             settings,
@@ -144,11 +148,12 @@ impl Engine {
             self.span = Span::new(new.window_rule());
         }
         let span = self.span.get();
-        if new.scans != old.scans || span < before || span > before {
-            self.restate(Rates::new(span, new.scans));
-        }
+        let differs = new.scans != old.scans || new.look_rule() != old.look_rule();
         self.settings = settings;
         self.tiers = tiers;
+        if differs || span < before || span > before {
+            self.restate();
+        }
     }
 
     /// How many times as long as the last window of the next epoch the first one is.
@@ -159,6 +164,11 @@ impl Engine {
     /// The tiers that it plans for.
     pub fn tiers(&self) -> &TierTable {
         &self.tiers
+    }
+
+    /// What counts of regions stand for.
+    pub fn rates(&self) -> &Rates {
+        &self.rates
     }
 
     /// Scans per epoch: the most that a region's hotness can be.
@@ -211,13 +221,15 @@ impl Engine {
             .collect();
         let moves = self.decide(seen, &told, &views, &paused, allotted.interval);
         let (page_outs, paging) = self.page_out(seen, &views, elapsed, allotted.interval);
-        let (samples, expected, sweeps) = self.look_next(seen, allotted.sweep_pages);
+        let (drawn, sweeps) = self.look_next(seen, &told, allotted.sweep_pages);
         let looks = if self.settings.profiling.overhead_control {
             allotted.samples
         } else {
             // Each region has its sample whatever that costs.
             let scans = u64::from(self.settings.profiling.scans.max(1));
-            allotted.samples.max((samples.len() as u64).div_ceil(scans))
+            allotted
+                .samples
+                .max((drawn.samples.len() as u64).div_ceil(scans))
         };
         let forget = self.forget_next(seen, &told, allotted.interval);
         let ratios = Ratios {
@@ -233,10 +245,10 @@ impl Engine {
         Plan {
             moves,
             page_outs,
-            samples,
-            expected,
+            samples: drawn.samples,
+            roles: drawn.roles,
             looks,
-            rule: self.settings.profiling.looks,
+            rule: self.settings.profiling.look_rule(),
             span: self.span.get(),
             sweeps,
             forget,
@@ -276,6 +288,7 @@ impl Engine {
 
         tracked.settle(&target.cpu_share);
         tracked.map.sync(&target.eligible, initial);
+        tracked.learn_reach(mine.len() as u64, profiling.scans);
         let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
         tracked.map.record_shared(mine);
         if self.settings.page_out.is_some() {
@@ -362,6 +375,7 @@ impl Engine {
                 WindowRule::Tapered if profiling.scans > 1 => windows::FULL_COUNTS_MORE,
                 WindowRule::Tapered | WindowRule::Equal => 0.0,
             },
+            coverage: self.coverage,
         }
     }
 
@@ -394,9 +408,17 @@ impl Engine {
     /// Pages that may be looked at for each sample that is afforded: where every scan
     /// looks at pages of its own there are as many more of them.
     fn pages_per_sample(&self) -> u8 {
-        match self.settings.profiling.looks {
+        match self.settings.profiling.look_rule() {
             LookRule::Fresh => self.settings.profiling.scans.max(1),
-            LookRule::Repeated => 1,
+            LookRule::Repeated | LookRule::Sequential => 1,
+        }
+    }
+
+    /// Pages that are drawn beside each sample, for looks that are left.
+    fn scouts_per_sample(&self) -> u64 {
+        match self.settings.profiling.look_rule() {
+            LookRule::Sequential => u64::from(self.settings.profiling.scans.max(1)) - 1,
+            LookRule::Fresh | LookRule::Repeated => 0,
         }
     }
 
@@ -407,7 +429,8 @@ impl Engine {
         let all = load(told);
         let profiling = self.settings.profiling;
         let samples = self.afforded.min(seen.capacity);
-        let mut left = seen.capacity.min(SAMPLES_MOST);
+        let scouts = self.scouts_per_sample();
+        let mut left = seen.capacity.min(SAMPLES_MOST / (1 + scouts));
         for (target, told) in seen.targets.iter().zip(told) {
             let Some(raised) = self.targets.get(&target.id).map(|t| t.raised) else {
                 continue;
@@ -424,7 +447,8 @@ impl Engine {
                 quota = quota.max(regions).min(left);
             }
             left -= quota;
-            tracked.raised = if regions > quota {
+            tracked.quota = quota;
+            tracked.raised = if regions > tracked.reached() {
                 (tracked.raised + MERGE_STEP).min(1.0)
             } else {
                 (tracked.raised - MERGE_STEP).max(0.0)
@@ -433,7 +457,7 @@ impl Engine {
             match (profiling.placement, profiling.split) {
                 (Placement::Random, _) => sampling::deal_at_random(map, quota, &mut self.rng),
                 (Placement::Aimed, SplitRule::Edges) => {
-                    sampling::deal_to_edges(map, quota, self.epoch, thresholds);
+                    sampling::deal_to_edges(map, (quota, scouts > 0), self.epoch, thresholds);
                 }
                 (Placement::Aimed, SplitRule::Halves | SplitRule::Fixed) => {
                     sampling::deal(map, quota, self.epoch);
@@ -444,34 +468,33 @@ impl Engine {
     }
 
     /// What to watch, what is expected of it, and what to count until the next step.
-    fn look_next(
-        &mut self,
-        seen: &Observation,
-        pages: u64,
-    ) -> (Vec<Sample>, Vec<bool>, Vec<Sweep>) {
-        let (mut samples, mut expected) = (Vec::new(), Vec::new());
-        let mut sweeps = Vec::new();
+    fn look_next(&mut self, seen: &Observation, told: &[Told], pages: u64) -> (Drawn, Vec<Sweep>) {
+        let (mut drawn, mut sweeps) = (Drawn::default(), Vec::new());
         let hot = f32::from(self.settings.profiling.scans) / 2.0;
+        let each = self.scouts_per_sample();
         let all: u64 = self.targets.values().map(Tracked::sweep_weight).sum();
-        let mut targets: Vec<&TargetMap> = seen.targets.iter().collect();
-        targets.sort_by_key(|t| t.id);
-        for target in targets {
+        let mut targets: Vec<(&TargetMap, &Told)> = seen.targets.iter().zip(told).collect();
+        targets.sort_by_key(|(target, _)| target.id);
+        for (target, told) in targets {
+            let how = Drawing {
+                hot,
+                scouts: (each > 0).then_some(told.quota * each),
+            };
             let Some(tracked) = self.targets.get_mut(&target.id) else {
                 continue;
             };
             sampling::draw(
                 &tracked.map,
                 (target.id, target.pid),
-                hot,
+                how,
                 &mut self.rng,
-                &mut samples,
-                &mut expected,
+                &mut drawn,
             );
             let share = u128::from(pages) * u128::from(tracked.sweep_weight());
             let share = u64::try_from(share / u128::from(all.max(1))).unwrap_or(pages);
             tracked.sweep(target.id, target.pid, hot, share.max(1), &mut sweeps);
         }
-        (samples, expected, sweeps)
+        (drawn, sweeps)
     }
 
     /// Whom to ask what it writes in the next epoch.
@@ -496,6 +519,20 @@ impl Engine {
             }
         }
         forget
+    }
+}
+
+/// What counts stand for.
+fn rates(span: Span, profiling: &ProfilingSettings) -> Rates {
+    Rates::new(span.get(), profiling.scans, profiling.look_rule())
+}
+
+/// What samples weigh that were looked at in some scans only. Where what surprises is looked
+/// at more often, that must not weigh more.
+fn coverage(span: Span, profiling: &ProfilingSettings) -> Coverage {
+    match profiling.look_rule() {
+        LookRule::Sequential => Coverage::new(span.get(), profiling.scans),
+        LookRule::Fresh | LookRule::Repeated => Coverage::WHOLE,
     }
 }
 

@@ -5,14 +5,24 @@
 //! touched all the time, or never, the first says it all. But one look alone
 //! cannot tell a hot page from a stray access.
 //!
-//! **Approach.** Group testing in two stages. Each scan looks at pages of its own,
-//! and again at those whose earlier looks in this epoch contradicted what their
-//! region is held to be; for each of these it leaves out a new one. So the same
-//! number of looks sees up to `num_scans` times as many pages, and what surprises
-//! is looked at again, as far as scans are left.
+//! **Approach.** [`LookRule::Sequential`], ours, stops where a look has said all: what was
+//! idle in a long window is idle in the shorter ones after it, too, as good as always
+//! ([`windows`](super::windows)). The first scan looks at the sample of each region; the
+//! others look again at what was accessed, which tells how often, and with the looks that
+//! idle pages leave over at pages that nobody looked at yet: regions that had no sample
+//! for want of them, then the gaps in which edges lie, then what is hidden in cold memory.
+//! Of cold memory the same number of looks sees almost `num_scans` times as many pages.
+//! What is idle counts as idle in the scans after its first look.
+//!
+//! [`LookRule::Fresh`] is group testing in two stages, in equal windows. Each scan looks at
+//! pages of its own, and again at those whose earlier looks in this epoch contradicted what
+//! their region is held to be; for each of these it leaves out a new one. What surprises is
+//! looked at again, as far as scans are left.
 //!
 //! **Properties** (proptest below): a scan never looks at more than its share, nor
 //! at anything twice in itself.
+
+use serde::{Deserialize, Serialize};
 
 use super::observation::{AccessSet, Sample};
 use super::settings::LookRule;
@@ -20,11 +30,32 @@ use super::settings::LookRule;
 /// At most this part of a scan's looks go to what was looked at before.
 const AGAIN: usize = 2;
 
+/// What a sample is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Role {
+    /// Watched for its region, which is held to be cold.
+    #[default]
+    Cold,
+    /// The same of one that is held to be hot.
+    Hot,
+    /// Watched for its region, but from a later scan on: there were not enough samples.
+    Late,
+    /// Looks for the edge of a region, from the second scan on.
+    Edge,
+    /// Looks for what is hidden in a region, from the second scan on.
+    Scout,
+}
+
+impl Role {
+    /// Those that come after the first scan, the most urgent first.
+    const LATER: [Self; 3] = [Self::Late, Self::Edge, Self::Scout];
+}
+
 /// The looks of one epoch.
 #[derive(Clone, Debug, Default)]
 pub struct Looks {
-    /// Whether each sample's region is held to be hot.
-    expected: Vec<bool>,
+    /// What each sample is for.
+    roles: Vec<Role>,
     /// Looks of one scan.
     share: usize,
     /// Scans until every sample has had its first look, and which samples begin.
@@ -34,19 +65,20 @@ pub struct Looks {
     again: Vec<usize>,
     /// All samples with what was seen of each so far.
     whole: AccessSet,
-    looked: Vec<bool>,
+    /// The scan of each one's first look; `None`: it had none yet.
+    first: Vec<Option<u8>>,
     /// Those of the scan under way, and where they are in `whole`.
     part: AccessSet,
     indices: Vec<usize>,
 }
 
 impl Looks {
-    /// At samples whose regions are held to be as `expected`, hot or not, in so
-    /// many scans of so many looks each. `turn` differs from epoch to epoch: those
-    /// that come last cannot be confirmed, and should not always be the same.
+    /// At samples with these `roles`, in so many scans of so many looks each. `turn`
+    /// differs from epoch to epoch: those that come last cannot be confirmed, and should
+    /// not always be the same.
     pub fn new(
         samples: Vec<Sample>,
-        expected: Vec<bool>,
+        roles: Vec<Role>,
         (scans, looks): (u8, u64),
         rule: LookRule,
         turn: u64,
@@ -54,12 +86,12 @@ impl Looks {
         let share = usize::try_from(looks).unwrap_or(usize::MAX).max(1);
         let scans = usize::from(scans.max(1));
         Self {
-            looked: vec![false; samples.len()],
+            first: vec![None; samples.len()],
             share,
             stages: samples.len().div_ceil(share).clamp(1, scans),
             turn: usize::try_from(turn % scans as u64).unwrap_or(0),
             whole: AccessSet::new(samples),
-            expected,
+            roles,
             rule,
             ..Self::default()
         }
@@ -95,31 +127,62 @@ impl Looks {
         if !believed {
             self.part.forget();
         }
+        let scan = self.whole.scans();
         self.whole.add(&self.part, &self.indices);
         for &i in &self.indices {
-            self.looked[i] = true;
+            self.first[i].get_or_insert(scan);
         }
     }
 
     /// All that was looked at.
     pub fn into_seen(mut self) -> AccessSet {
-        self.whole.retain(&self.looked);
+        if self.rule == LookRule::Sequential {
+            self.whole.settle(&self.first);
+        }
+        let looked: Vec<bool> = self.first.iter().map(Option::is_some).collect();
+        self.whole.retain(&looked);
         self.whole
     }
 
     /// The indices, ascending, of the samples that scan number `scan` looks at.
     fn choose(&mut self, scan: u8, out: &mut Vec<usize>) {
         out.clear();
+        match self.rule {
+            LookRule::Repeated => out.extend(0..self.first.len()),
+            LookRule::Sequential => self.choose_in_sequence(scan, out),
+            LookRule::Fresh => self.choose_fresh(scan, out),
+        }
+    }
+
+    fn choose_in_sequence(&mut self, scan: u8, out: &mut Vec<usize>) {
         let seen = self.whole.tallies();
         let all = seen.len();
-        if self.rule == LookRule::Repeated {
-            out.extend(0..all);
+        let has = |i: &usize, role| self.roles.get(*i) == Some(&role);
+        if scan == 0 {
+            let is_later = |i: &usize| Role::LATER.into_iter().any(|role| has(i, role));
+            let first = || (0..all).filter(|i| !is_later(i));
+            evenly(first(), first().count(), self.share, out);
             return;
         }
+        let is_open =
+            |i: &usize| self.first[*i].is_some() && (seen[*i].accessed > 0 || seen[*i].known == 0);
+        let again = || (0..all).filter(is_open);
+        evenly(again(), again().count(), self.share, out);
+        for role in Role::LATER {
+            let left = self.share.saturating_sub(out.len());
+            let fresh = || (0..all).filter(|i| self.first[*i].is_none() && has(i, role));
+            evenly(fresh(), fresh().count(), left, out);
+        }
+        out.sort_unstable();
+    }
+
+    fn choose_fresh(&mut self, scan: u8, out: &mut Vec<usize>) {
+        let seen = self.whole.tallies();
+        let all = seen.len();
         let surprises = |i: &usize| {
             let tally = seen[*i];
             tally.known > 0
-                && if self.expected.get(*i).copied().unwrap_or(false) {
+                && if self.roles.get(*i) == Some(&Role::Hot) {
                     tally.accessed < tally.known
                 } else {
                     tally.accessed > 0
@@ -136,7 +199,8 @@ impl Looks {
             .max(self.share.saturating_sub(fresh_count));
         evenly(self.again.iter().copied(), surprises, again, out);
         // What is left when all new ones have had their look goes to any other.
-        let others = (0..all).filter(|i| self.looked[*i] && self.again.binary_search(i).is_err());
+        let others =
+            (0..all).filter(|i| self.first[*i].is_some() && self.again.binary_search(i).is_err());
         let count = others.clone().count();
         evenly(others, count, again.saturating_sub(surprises), out);
         let left = self.share.saturating_sub(out.len());
@@ -163,6 +227,8 @@ mod tests {
     use super::*;
     use crate::tiering::observation::{Seen, TargetId};
     use crate::units::{PAGE_BYTES, Pid, VirtAddr};
+
+    const ROLES: [Role; 5] = [Role::Cold, Role::Hot, Role::Late, Role::Edge, Role::Scout];
 
     fn samples(count: usize) -> Vec<Sample> {
         (0..count as u64)
@@ -196,7 +262,13 @@ mod tests {
 
     #[test]
     fn what_surprises_is_looked_at_again() {
-        let mut looks = Looks::new(samples(12), vec![false; 12], (3, 4), LookRule::Fresh, 0);
+        let mut looks = Looks::new(
+            samples(12),
+            vec![Role::Cold; 12],
+            (3, 4),
+            LookRule::Fresh,
+            0,
+        );
         assert_eq!(scan(&mut looks, |page| page == 6), [0, 3, 6, 9]);
         let second = scan(&mut looks, |page| page == 6);
         assert_eq!(second.len(), 4);
@@ -213,8 +285,43 @@ mod tests {
     }
 
     #[test]
+    fn what_is_idle_leaves_its_looks_to_others() {
+        use Role::{Cold, Edge, Hot, Late, Scout};
+        let roles = vec![
+            Cold, Hot, Scout, Scout, Cold, Scout, Edge, Scout, Cold, Late, Scout, Scout,
+        ];
+        let mut looks = Looks::new(samples(12), roles, (3, 4), LookRule::Sequential, 0);
+        let hot = |page| page == 1 || page == 6;
+        assert_eq!(scan(&mut looks, hot), [0, 1, 4, 8]);
+        // Again what was accessed, then what is urgent, then one of the scouts.
+        let second = scan(&mut looks, hot);
+        assert!(second.len() == 4 && [1, 6, 9].iter().all(|i| second.contains(i)));
+        let third = scan(&mut looks, hot);
+        assert!(third.len() == 4 && [1, 6].iter().all(|i| third.contains(i)));
+        let seen = looks.into_seen();
+        let of = |page: u64| {
+            let found = seen.iter().find(|(s, _)| s.addr.page_index() == page);
+            found.map(|(_, t)| (t.accessed, t.known))
+        };
+        assert_eq!(of(0), Some((0, 3)), "idle in the longest: idle in all");
+        assert_eq!(of(9), Some((0, 2)), "idle in the second: idle in the third");
+        assert_eq!([of(1), of(6)], [Some((3, 3)), Some((2, 2))]);
+        assert_eq!(
+            seen.samples().len(),
+            9,
+            "what there was no look for is left out"
+        );
+    }
+
+    #[test]
     fn repeated_looks_are_the_papers() {
-        let mut looks = Looks::new(samples(4), vec![true; 4], (3, 4), LookRule::Repeated, 0);
+        let mut looks = Looks::new(
+            samples(4),
+            vec![Role::Hot; 4],
+            (3, 4),
+            LookRule::Repeated,
+            0,
+        );
         for _ in 0..3 {
             assert_eq!(scan(&mut looks, |page| page == 1), [0, 1, 2, 3]);
         }
@@ -226,15 +333,16 @@ mod tests {
     proptest! {
         #[test]
         fn no_scan_takes_more_than_its_share(
-            expected in prop::collection::vec(any::<bool>(), 0..100),
+            roles in prop::collection::vec(prop::sample::select(ROLES.to_vec()), 0..100),
+            rule in prop::sample::select(vec![LookRule::Fresh, LookRule::Sequential]),
             accessed in prop::collection::vec(any::<bool>(), 100),
             scans in 1_u8..6,
             share in 1_usize..50,
             turn: u64,
         ) {
-            let count = expected.len();
+            let count = roles.len();
             let each = (scans, share as u64);
-            let mut looks = Looks::new(samples(count), expected, each, LookRule::Fresh, turn);
+            let mut looks = Looks::new(samples(count), roles, each, rule, turn);
             let mut total = 0;
             for _ in 0..scans {
                 let pages = scan(&mut looks, |page| accessed[page]);
@@ -243,12 +351,13 @@ mod tests {
                 total += pages.len();
             }
             let seen = looks.into_seen();
-            if count <= share * usize::from(scans) && share > 1 {
+            if rule == LookRule::Fresh && count <= share * usize::from(scans) && share > 1 {
                 // Nothing that there is a look for is passed over but for a surprise.
                 prop_assert!(seen.samples().len() * 2 >= count);
             }
             let known: usize = seen.tallies().iter().map(|t| usize::from(t.known)).sum();
-            prop_assert_eq!(known, total);
+            // What is idle counts as idle in the scans after its first look.
+            prop_assert!(known == total || rule == LookRule::Sequential && known >= total);
             prop_assert!(seen.tallies().iter().all(|t| t.known > 0 && t.known <= scans));
         }
     }

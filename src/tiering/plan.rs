@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::looks::Role;
 use super::observation::{Sample, TargetId};
 use super::pageout::PageOut;
 use super::report::EpochReport;
@@ -278,8 +279,8 @@ pub struct Plan {
     pub page_outs: Vec<PageOut>,
     /// Pages to watch in the next epoch, sorted by target and address.
     pub samples: Vec<Sample>,
-    /// Whether each of these is in a region that is held to be hot.
-    pub expected: Vec<bool>,
+    /// What each of these is for.
+    pub roles: Vec<Role>,
     /// How many of them one scan may look at, and by which rule these are chosen.
     pub looks: u64,
     /// As it was when the samples were drawn.

@@ -17,7 +17,8 @@
 //! [`draw`] divides a region into as many equal strata as it has samples and
 //! takes a random page of each, anew in every epoch: a fixed sample can
 //! neither split a region nor notice that the hot set moved; [`deal`]'s is one of
-//! several, where there are several. Only one page in
+//! several, where there are several. Beside the samples come scouts, for looks that
+//! idle samples leave over ([`looks`](super::looks)): in gaps, and where memory is cold. Only one page in
 //! every [`DENSEST`] is ever drawn: an idle mark on cold memory stays, and a
 //! read of the bitmap walks the page tables of all marked frames of its word,
 //! 64 of them in the end if every page had its turn, so 4.
@@ -25,16 +26,23 @@
 //! **Properties** (proptest below): the quotas sum to at most `num_ps`;
 //! samples are distinct, sorted and inside their region.
 
-use super::observation::{Sample, TargetId};
-use super::region::{Region, RegionMap, Thresholds};
+mod draw;
+
+pub(super) use draw::{Drawing, Drawn, draw};
+
+use super::region::{Aim, Region, RegionMap, Thresholds};
 use super::rng::Rng;
-use crate::units::{PAGE_BYTES, Pid, VirtAddr};
+use crate::units::PAGE_BYTES;
 
 /// Regions that get what merges freed (HM-Keeper §1.2).
 const CHANGED_MOST: usize = 5;
 /// No region is watched more closely than one page in so many: neighbours
 /// that near are hot or cold together, and another region learns more.
 const DENSEST: u64 = 16;
+/// Nothing is looked for.
+const NONE: [Aim; 3] = [Aim::None; 3];
+/// Scouts that divide a gap: it is a quarter as wide after an epoch.
+const SCOUTS_PER_GAP: u64 = 3;
 /// Regions of at most so many pages are sampled anywhere.
 const FREELY_DRAWN: u64 = 4 * DENSEST;
 
@@ -54,15 +62,14 @@ pub(super) fn most(region: &Region) -> u64 {
 pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
     let regions = map.regions_mut();
     let count = regions.len() as u64;
-    let aims = |region: &Region| [false, false, region.doubted().is_some()];
     if count == 0 || count >= total {
-        take_turns(regions, total, turn, aims);
+        take_turns(regions, total, turn, again);
         return;
     }
     // Everybody keeps its share, as far as it can use it and the total allows.
     let mut sum = 0;
     for region in regions.iter_mut() {
-        region.aims = aims(region);
+        region.aims = again(region);
         let quota = u64::from(region.quota).clamp(1, most(region));
         region.quota = saturate(quota);
         sum += quota;
@@ -102,17 +109,23 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
 /// Deals `total` samples out to the regions where the hotness of neighbours
 /// differs: one to each, then one to each page in doubt and to each side of an edge
 /// that is not yet known as closely as regions are split, as long as these take no more
-/// than half of what is left, then the rest by length.
-pub(super) fn deal_to_edges(map: &mut RegionMap, total: u64, turn: u64, thresholds: Thresholds) {
+/// than half of what is left, then the rest by length. Where there are scouts, edges are
+/// for them.
+pub(super) fn deal_to_edges(
+    map: &mut RegionMap,
+    (total, has_scouts): (u64, bool),
+    turn: u64,
+    thresholds: Thresholds,
+) {
     let regions = map.regions_mut();
     let count = regions.len() as u64;
-    if count == 0 || count >= total {
-        take_turns(regions, total, turn, |_| [false; 3]);
-        return;
-    }
     for region in regions.iter_mut() {
-        region.aims = [false; 3];
+        region.aims = NONE;
         region.quota = 1;
+    }
+    if count >= total && !has_scouts {
+        take_turns(regions, total, turn, |_| NONE);
+        return;
     }
     let doubts = regions.iter().enumerate();
     let mut edges: Vec<(usize, usize)> = doubts
@@ -134,16 +147,38 @@ pub(super) fn deal_to_edges(map: &mut RegionMap, total: u64, turn: u64, threshol
             }
         }
     }
+    if has_scouts {
+        let sides: Vec<_> = edges.iter().filter(|(_, side)| *side < 2).collect();
+        in_turn(&sides, total / SCOUTS_PER_GAP, turn, |&&(region, side)| {
+            regions[region].aims[side] = Aim::Scouts;
+        });
+        edges.retain(|(_, side)| *side == 2);
+    }
+    if count >= total {
+        take_turns(regions, total, turn, |region| {
+            let [low, high, _] = region.aims;
+            [low, high, again(region)[2]]
+        });
+        return;
+    }
     let free = total - count;
-    let all = edges.len() as u64;
-    let share = all.min(free / 2);
-    for (k, (region, side)) in (0..).zip(edges) {
-        if turn.wrapping_mul(share).wrapping_add(k) % all < share {
-            regions[region].aims[side] = true;
-            regions[region].quota += 1;
+    let share = in_turn(&edges, free / 2, turn, |&(region, side)| {
+        regions[region].aims[side] = Aim::Sample;
+        regions[region].quota += 1;
+    });
+    spread(regions, free - share);
+}
+
+/// Has at most `most` of these their turn; how many had.
+fn in_turn<T>(all: &[T], most: u64, turn: u64, mut of: impl FnMut(&T)) -> u64 {
+    let count = all.len() as u64;
+    let share = count.min(most);
+    for (k, one) in (0..).zip(all) {
+        if turn.wrapping_mul(share).wrapping_add(k) % count < share {
+            of(one);
         }
     }
-    spread(regions, free - share);
+    share
 }
 
 /// Deals each of `total` samples to the region of a page drawn from all pages:
@@ -160,14 +195,20 @@ pub(super) fn deal_at_random(map: &mut RegionMap, total: u64, rng: &mut Rng) {
     for region in regions.iter_mut() {
         end += region.range().pages();
         let until = drawn.partition_point(|&page| page < end);
-        region.aims = [false; 3];
+        region.aims = NONE;
         region.quota = saturate((until - taken) as u64);
         taken = until;
     }
 }
 
+/// Looks again at what is in doubt, if anything is.
+fn again(region: &Region) -> [Aim; 3] {
+    let aim = region.doubted().map_or(Aim::None, |_| Aim::Sample);
+    [Aim::None, Aim::None, aim]
+}
+
 /// With more regions than samples everybody has one now and then, with its aims.
-fn take_turns(regions: &mut [Region], total: u64, turn: u64, aims: impl Fn(&Region) -> [bool; 3]) {
+fn take_turns(regions: &mut [Region], total: u64, turn: u64, aims: impl Fn(&Region) -> [Aim; 3]) {
     let count = regions.len() as u64;
     if count == 0 {
         return;
@@ -176,7 +217,10 @@ fn take_turns(regions: &mut [Region], total: u64, turn: u64, aims: impl Fn(&Regi
     for (i, region) in (0_u64..).zip(regions.iter_mut()) {
         let is_next = (i + count - start) % count < total;
         region.quota = u32::from(is_next);
-        region.aims = if is_next { aims(region) } else { [false; 3] };
+        region.aims = aims(region);
+        if !is_next {
+            region.aims[2] = Aim::None;
+        }
     }
 }
 
@@ -215,323 +259,5 @@ fn saturate(quota: u64) -> u32 {
     u32::try_from(quota).unwrap_or(u32::MAX)
 }
 
-/// Draws this epoch's samples, sorted by address: one random folio in each
-/// stratum of each region; of small pages one in every [`DENSEST`]. `expected` says of each
-/// whether its region is at least as hot as `hot`.
-pub(super) fn draw(
-    map: &RegionMap,
-    (target, pid): (TargetId, Pid),
-    hot: f32,
-    rng: &mut Rng,
-    out: &mut Vec<Sample>,
-    expected: &mut Vec<bool>,
-) {
-    for region in map.regions() {
-        let range = region.range();
-        let unit = region.folio_bytes().max(PAGE_BYTES) / PAGE_BYTES;
-        let first = range.start().page_index();
-        let last = first + range.pages() - 1;
-        let is_coarse = unit == 1 && range.pages() > FREELY_DRAWN;
-        // Places that a sample may come from, on a grid from `origin` on.
-        let grid = if is_coarse { DENSEST } else { unit };
-        let origin = if is_coarse {
-            first / DENSEST * DENSEST
-        } else {
-            first
-        };
-        let places = (last - origin) / grid + 1;
-        let mine = out.len();
-        let aimed = region.gaps().into_iter().zip(region.aims);
-        let doubted = region.doubted().filter(|_| region.aims[2]);
-        out.extend(doubted.map(|page| Sample {
-            target,
-            pid,
-            addr: VirtAddr(page * PAGE_BYTES),
-        }));
-        for gap in aimed.filter_map(|(gap, aimed)| gap.filter(|_| aimed)) {
-            // Somewhere in its middle half.
-            let pages = gap.pages();
-            let page = gap.start().page_index() + pages / 4 + rng.below(pages / 2 + 1);
-            let page = if is_coarse {
-                representative(page / DENSEST)
-                    .clamp(gap.start().page_index(), gap.end().page_index() - 1)
-            } else {
-                page
-            };
-            let addr = VirtAddr(page.clamp(first, last) * PAGE_BYTES);
-            out.push(Sample { target, pid, addr });
-        }
-        let quota = u64::from(region.quota()).saturating_sub((out.len() - mine) as u64);
-        let quota = quota.min(places);
-        for stratum in 0..quota {
-            let low = stratum * places / quota;
-            let high = (stratum + 1) * places / quota;
-            let place = low + rng.below(high - low);
-            let page = if is_coarse {
-                representative(origin / DENSEST + place)
-            } else {
-                // Any page of a huge one: where only some of the region is
-                // huge, the others are to be seen too.
-                origin + place * unit + if unit > 1 { rng.below(unit) } else { 0 }
-            };
-            let addr = VirtAddr(page.clamp(first, last) * PAGE_BYTES);
-            out.push(Sample { target, pid, addr });
-        }
-        let drawn = &mut out[mine..];
-        drawn.sort_unstable_by_key(|sample| sample.addr);
-        // What was aimed at may have been drawn as well.
-        let mut kept = 0;
-        for at in 1..drawn.len() {
-            if drawn[at] != drawn[kept] {
-                kept += 1;
-                drawn[kept] = drawn[at];
-            }
-        }
-        if !drawn.is_empty() {
-            out.truncate(mine + kept + 1);
-        }
-        expected.resize(out.len(), region.heat() >= hot);
-    }
-}
-
-/// The page that is watched for a group of [`DENSEST`] of them, always the same
-/// one, at a place that no stride of a program follows.
-fn representative(group: u64) -> u64 {
-    group * DENSEST + Rng::new(group).below(DENSEST)
-}
-
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::tiering::observation::Tally;
-    use crate::tiering::rng::Rng;
-    use crate::tiering::settings::SplitRule;
-    use crate::units::{Bytes, PageRange};
-
-    fn map(lengths: &[u64]) -> RegionMap {
-        let mut at = 1;
-        let ranges: Vec<PageRange> = lengths
-            .iter()
-            .map(|&pages| {
-                let start = VirtAddr(at * PAGE_BYTES);
-                at += pages + 1;
-                PageRange::new(start, VirtAddr((at - 1) * PAGE_BYTES)).unwrap()
-            })
-            .collect();
-        let mut map = RegionMap::default();
-        map.sync(&ranges, Bytes(1 << 40));
-        map
-    }
-
-    const THRESHOLDS: Thresholds = Thresholds {
-        rule: SplitRule::Edges,
-        ..Thresholds::FOR_TESTS
-    };
-
-    fn tally(accessed: bool) -> Tally {
-        Tally {
-            accessed: if accessed { 3 } else { 0 },
-            known: 3,
-            ..Tally::default()
-        }
-    }
-
-    fn drawn(map: &RegionMap, rng: &mut Rng, out: &mut Vec<Sample>) {
-        let mut expected = Vec::new();
-        draw(map, (TargetId(0), Pid(1)), 1.5, rng, out, &mut expected);
-        assert_eq!(expected.len(), out.len());
-        for (sample, expected) in out.iter().zip(expected) {
-            let regions = map.regions();
-            let at = regions.partition_point(|r| r.range().end() <= sample.addr);
-            assert_eq!(expected, regions[at].heat() >= 1.5);
-        }
-    }
-
-    fn total(map: &RegionMap) -> u64 {
-        map.regions().iter().map(|r| u64::from(r.quota())).sum()
-    }
-
-    #[test]
-    fn what_is_left_is_spread_by_length() {
-        let mut map = map(&[16_000, 48_000]);
-        deal(&mut map, 402, 0);
-        let quotas: Vec<u32> = map.regions().iter().map(Region::quota).collect();
-        // One each, then 400 as 1 : 3.
-        assert_eq!(quotas, [101, 301]);
-    }
-
-    #[test]
-    fn by_halves_a_page_that_was_seen_accessed_is_looked_at_again() {
-        let mut map = map(&[4096]);
-        let sample = |page: u64| Sample {
-            target: TargetId(0),
-            pid: Pid(1),
-            addr: VirtAddr(page * PAGE_BYTES),
-        };
-        let next = |map: &mut RegionMap, seen: &[(Sample, Tally)]| {
-            map.adapt(seen, 3, Thresholds::FOR_TESTS);
-            deal(map, 4, 0);
-            let mut out = Vec::new();
-            drawn(map, &mut Rng::new(1), &mut out);
-            assert_eq!(out.len(), 4);
-            out
-        };
-        let (hot, cold) = ((sample(1234), tally(true)), (sample(3000), tally(false)));
-        assert!(next(&mut map, &[hot, cold]).contains(&hot.0));
-        let idle = (hot.0, tally(false));
-        assert!(!next(&mut map, &[idle, cold]).contains(&hot.0));
-    }
-
-    #[test]
-    fn edges_are_looked_for_from_both_sides() {
-        let mut map = map(&[4096]);
-        let page = |page: u64| Sample {
-            target: TargetId(0),
-            pid: Pid(1),
-            addr: VirtAddr(page * PAGE_BYTES),
-        };
-        let seen = [(page(1000), tally(true)), (page(2000), tally(false))];
-        map.adapt(&seen, 3, THRESHOLDS);
-        assert_eq!(map.regions().len(), 2, "{:?}", map.regions());
-        deal_to_edges(&mut map, 12, 0, THRESHOLDS);
-        assert_eq!(total(&map), 12);
-        let mut out = Vec::new();
-        drawn(&map, &mut Rng::new(1), &mut out);
-        let between = |low, high| {
-            out.iter()
-                .filter(|s| (low..high).contains(&s.addr.page_index()))
-                .count()
-        };
-        // The edge is between 1001 and 2000, cut in the middle.
-        assert!(between(1100, 1500) >= 1, "{out:?}");
-        assert!(between(1500, 1900) >= 1, "{out:?}");
-    }
-
-    #[test]
-    fn with_more_regions_than_samples_they_take_turns() {
-        let mut map = map(&[4; 10]);
-        let mut watched = [0; 10];
-        for turn in 0..5 {
-            deal(&mut map, 4, turn);
-            assert_eq!(total(&map), 4);
-            for (n, region) in watched.iter_mut().zip(map.regions()) {
-                *n += region.quota();
-            }
-        }
-        assert_eq!(watched, [2; 10]);
-    }
-
-    #[test]
-    fn samples_lie_in_strata_and_differ_between_epochs() {
-        // Regions begin at page 1: 50 strata of two groups of 16 each.
-        let mut map = map(&[1599]);
-        deal(&mut map, 50, 0);
-        let mut rng = Rng::new(1);
-        let mut epochs = Vec::new();
-        for _ in 0..2 {
-            let mut out = Vec::new();
-            drawn(&map, &mut rng, &mut out);
-            assert_eq!(out.len(), 50);
-            for (i, sample) in (0..).zip(&out) {
-                assert_eq!(sample.addr.page_index() / 32, i);
-            }
-            epochs.push(out);
-        }
-        assert_ne!(epochs[0], epochs[1]);
-    }
-
-    #[test]
-    fn few_pages_of_a_large_region_are_ever_marked() {
-        let mut map = map(&[1599]);
-        let mut rng = Rng::new(1);
-        let mut pages = std::collections::BTreeSet::new();
-        for turn in 0..200 {
-            deal(&mut map, 50, turn);
-            let mut out = Vec::new();
-            drawn(&map, &mut rng, &mut out);
-            pages.extend(out.iter().map(|sample| sample.addr.page_index()));
-        }
-        assert_eq!(pages.len(), 100, "one in 16, and in time each of them");
-        let places: std::collections::BTreeSet<_> = pages.iter().map(|page| page % 16).collect();
-        assert!(places.len() > 8, "at no fixed stride: {places:?}");
-    }
-
-    #[test]
-    fn what_is_drawn_comes_behind_what_others_drew() {
-        let (mut out, mut expected) = (Vec::new(), Vec::new());
-        let mut rng = Rng::new(1);
-        for (id, accessed) in [(0, true), (1, false), (2, true)] {
-            let mut map = map(&[40]);
-            let whole: Vec<_> = (1..41)
-                .map(|page| Sample {
-                    target: TargetId(id),
-                    pid: Pid(1),
-                    addr: VirtAddr(page * PAGE_BYTES),
-                })
-                .map(|sample| (sample, tally(accessed)))
-                .collect();
-            map.adapt(&whole, 3, Thresholds::FOR_TESTS);
-            // As many as there are pages: the one in doubt is drawn once more.
-            map.regions_mut()[0].quota = 40;
-            map.regions_mut()[0].aims[2] = accessed;
-            draw(
-                &map,
-                (TargetId(id), Pid(1)),
-                1.5,
-                &mut rng,
-                &mut out,
-                &mut expected,
-            );
-            assert_eq!(expected.len(), out.len());
-            let mine = || out.iter().zip(&expected).filter(|(s, _)| s.target.0 == id);
-            assert!(mine().all(|(_, expected)| *expected == accessed));
-            let pages: Vec<u64> = mine().map(|(s, _)| s.addr.page_index()).collect();
-            assert!(
-                pages.len() >= 38 && pages.is_sorted_by(|a, b| a < b),
-                "{pages:?}"
-            );
-        }
-        assert!(out.is_sorted_by_key(|sample| sample.target));
-    }
-
-    proptest! {
-        #[test]
-        fn quotas_never_exceed_the_total(
-            lengths in prop::collection::vec(1_u64..5000, 1..60),
-            totals in prop::collection::vec(1_u64..3000, 1..5),
-            to_edges: bool,
-            order in prop::sample::select(vec![0_u8, 9]),
-            seed: u64,
-        ) {
-            let rule = if to_edges { SplitRule::Edges } else { SplitRule::Halves };
-            let thresholds = Thresholds { rule, ..THRESHOLDS };
-            let mut map = map(&lengths);
-            let mut rng = Rng::new(seed);
-            for (turn, total) in (0..).zip(totals) {
-                if to_edges {
-                    deal_to_edges(&mut map, total, turn, thresholds);
-                } else {
-                    deal(&mut map, total, turn);
-                }
-                let sum: u64 = map.regions().iter().map(|r| u64::from(r.quota())).sum();
-                prop_assert!(sum <= total);
-                let mut out = Vec::new();
-                drawn(&map, &mut rng, &mut out);
-                prop_assert!(out.len() as u64 <= total);
-                prop_assert!(out.windows(2).all(|w| w[0].addr < w[1].addr));
-                // Heat in blocks, for edges to be there.
-                let counted: Vec<_> = out
-                    .iter()
-                    .map(|s| (*s, tally(s.addr.page_index() / 300 % 2 == 0)))
-                    .map(|(s, tally)| (s, Tally { order, ..tally }))
-                    .collect();
-                map.adapt(&counted, 3, thresholds);
-                for s in &out {
-                    prop_assert!(map.regions().iter().any(|r| r.range().contains(s.addr)));
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -47,19 +47,25 @@ impl Placement {
 /// What the scans of an epoch look at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LookRule {
-    /// Each at pages of its own, and again at what surprised
-    /// ([`looks`](super::looks)). Sees smaller chunks, but what is warm less
+    /// Each at pages of its own, and again at what surprised. Sees smaller chunks, but what is warm less
     /// steadily.
     Fresh,
     /// Each at every sample (HM-Keeper §1.2).
-    #[default]
     Repeated,
+    /// Again at what was accessed; what was idle in a long window leaves its other looks
+    /// to pages that nobody looked at yet ([`looks`](super::looks)). Where windows are
+    /// equal, as `Repeated`: none of them tells what another one would.
+    #[default]
+    Sequential,
 }
 
 impl LookRule {
     /// The names in the configuration.
-    pub const CHOICES: [(&'static str, Self); 2] =
-        [("repeated", Self::Repeated), ("fresh", Self::Fresh)];
+    pub const CHOICES: [(&'static str, Self); 3] = [
+        ("sequential", Self::Sequential),
+        ("repeated", Self::Repeated),
+        ("fresh", Self::Fresh),
+    ];
 }
 
 /// How long the scans of an epoch wait for accesses ([`windows`](super::windows)).
@@ -123,7 +129,15 @@ impl ProfilingSettings {
     pub fn window_rule(&self) -> WindowRule {
         match self.looks {
             LookRule::Fresh => WindowRule::Equal,
-            LookRule::Repeated => self.windows,
+            LookRule::Repeated | LookRule::Sequential => self.windows,
+        }
+    }
+
+    /// The rule that holds: [`LookRule::Sequential`] wants tapered windows.
+    pub fn look_rule(&self) -> LookRule {
+        match (self.looks, self.windows) {
+            (LookRule::Sequential, WindowRule::Equal) => LookRule::Repeated,
+            (looks, _) => looks,
         }
     }
 }

@@ -29,7 +29,7 @@
 //! rate grows with the count; a count restated and restated again is what it was, as far as
 //! both spans can tell.
 
-use super::settings::WindowRule;
+use super::settings::{LookRule, WindowRule};
 use crate::units::{Bytes, Nanos};
 
 /// How many times as long as the last window the first one is, where all can be told. On
@@ -112,7 +112,9 @@ impl Span {
         fastest: Bytes,
         above: impl Fn(f64) -> Bytes,
     ) -> bool {
-        let full = |span| rate_of(&shares(span, scans), f64::from(scans) - FULL_FROM);
+        // Of what is seen in all windows both rules that taper them say the same.
+        let rule = LookRule::Repeated;
+        let full = |span| rate_of(&shares(span, scans), rule, f64::from(scans) - FULL_FROM);
         // Epochs may have become shorter since.
         let before = self.now;
         while self.now > self.least && !fits(self.now, interval, scans) {
@@ -169,35 +171,69 @@ impl Lateness {
     }
 }
 
+/// How much of an epoch is seen by the last scans of it, however many.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Coverage([f32; SCANS_MOST]);
+
+/// Scans of an epoch that may be configured.
+const SCANS_MOST: usize = 20;
+
+impl Coverage {
+    /// As if each number of scans saw all of it.
+    pub const WHOLE: Self = Self([1.0; SCANS_MOST]);
+
+    /// Of so many scans.
+    #[allow(clippy::cast_possible_truncation)]
+    pub fn new(span: f64, scans: u8) -> Self {
+        let mut this = Self::WHOLE;
+        let mut sum = 0.0;
+        for (known, scan) in (0..scans.max(1)).rev().enumerate() {
+            sum += share(span, scans, scan);
+            if let Some(covered) = this.0.get_mut(known) {
+                *covered = sum as f32;
+            }
+        }
+        this
+    }
+
+    /// The share of the epoch that the last `known` scans wait; 1 for all of them.
+    pub fn of(&self, known: u8) -> f32 {
+        let at = usize::from(known.max(1)) - 1;
+        self.0.get(at).copied().unwrap_or(1.0)
+    }
+}
+
 /// The rates that counts of scans stand for.
 #[derive(Clone, Debug)]
 pub struct Rates {
     scans: f64,
     /// Of the epoch that each scan waits.
     shares: Vec<f64>,
+    rule: LookRule,
     /// At equal steps of the count, from none to all.
     table: Vec<f64>,
 }
 
 impl Rates {
-    /// Of so many scans.
-    pub fn new(span: f64, scans: u8) -> Self {
+    /// Of so many scans that choose by this rule what to look at.
+    pub fn new(span: f64, scans: u8, rule: LookRule) -> Self {
         let scans = scans.max(1);
         let shares = shares(span, scans);
         let all = f64::from(scans);
         let table = (0..=STEPS)
-            .map(|step| rate_of(&shares, all * step as f64 / STEPS as f64))
+            .map(|step| rate_of(&shares, rule, all * step as f64 / STEPS as f64))
             .collect();
         Self {
             scans: all,
             shares,
+            rule,
             table,
         }
     }
 
     /// The count that a page has on average that is accessed so often per epoch.
     pub fn count(&self, rate: f64) -> f64 {
-        expected(&self.shares, rate)
+        expected(&self.shares, self.rule, rate)
     }
 
     /// Accesses per epoch of a page that is seen in `count` scans on average.
@@ -218,19 +254,19 @@ fn shares(span: f64, scans: u8) -> Vec<f64> {
 
 /// The rate at which `count` scans see an access on average; of nearly all or more, as
 /// of nearly all.
-fn rate_of(shares: &[f64], count: f64) -> f64 {
+fn rate_of(shares: &[f64], rule: LookRule, count: f64) -> f64 {
     if count <= 0.0 {
         return 0.0;
     }
     let count = count.min(shares.len() as f64 - FULL);
     // Of a function that grows: by halves.
     let (mut low, mut high) = (0.0, 1.0);
-    while expected(shares, high) < count {
+    while expected(shares, rule, high) < count {
         high *= 2.0;
     }
     for _ in 0..40 {
         let middle = f64::midpoint(low, high);
-        if expected(shares, middle) < count {
+        if expected(shares, rule, middle) < count {
             low = middle;
         } else {
             high = middle;
@@ -240,9 +276,15 @@ fn rate_of(shares: &[f64], count: f64) -> f64 {
 }
 
 /// In how many scans a page is seen on average that is accessed so often per epoch.
-fn expected(shares: &[f64], rate: f64) -> f64 {
+fn expected(shares: &[f64], rule: LookRule, rate: f64) -> f64 {
     let seen = |share: &f64| 1.0 - (-rate * share).exp();
-    shares.iter().map(seen).sum()
+    match (rule, shares) {
+        // What the first scan finds idle is held to be idle in all.
+        (LookRule::Sequential, [first, rest @ ..]) => {
+            seen(first) * (1.0 + rest.iter().map(seen).sum::<f64>())
+        }
+        _ => shares.iter().map(seen).sum(),
+    }
 }
 
 #[cfg(test)]
@@ -252,14 +294,18 @@ mod tests {
     use super::*;
 
     const SPANS: [f64; 4] = [1.0, SPAN, 64.0, 256.0];
+    const RULES: [LookRule; 2] = [LookRule::Repeated, LookRule::Sequential];
 
     #[test]
     fn a_rate_is_found_again_in_the_count_that_it_brings() {
-        for span in SPANS {
-            let rates = Rates::new(span, 3);
+        for (span, rule) in SPANS.into_iter().flat_map(|s| RULES.map(|rule| (s, rule))) {
+            let rates = Rates::new(span, 3, rule);
             for rate in [0.03, 0.3, 1.0, 3.0, 6.0, 10.0] {
                 let seen = |scan| 1.0 - f64::exp(-rate * share(span, 3, scan));
-                let count: f64 = (0..3).map(seen).sum();
+                let count = match rule {
+                    LookRule::Sequential => seen(0) * (1.0 + seen(1) + seen(2)),
+                    _ => (0..3).map(seen).sum(),
+                };
                 let found = rates.of(count);
                 assert!((found / rate - 1.0).abs() < 0.05, "{span}: {rate} {found}");
             }
@@ -269,10 +315,12 @@ mod tests {
 
     #[test]
     fn tapered_windows_tell_high_rates_apart() {
-        let top = |span| Rates::new(span, 3).of(3.0);
-        assert!(top(1.0) < 13.0);
-        assert!(top(SPAN) > 50.0);
-        assert!(top(16.0 * SPAN) > 500.0);
+        for rule in RULES {
+            let top = |span| Rates::new(span, 3, rule).of(3.0);
+            assert!(top(1.0) < 16.0);
+            assert!(top(SPAN) > 50.0);
+            assert!(top(16.0 * SPAN) > 500.0);
+        }
     }
 
     #[test]
@@ -342,7 +390,7 @@ mod tests {
         fn the_rate_grows_with_the_count(scans in 1_u8..20, low in 0.0_f64..1.0, high in 0.0_f64..1.0) {
             let (low, high) = (low.min(high), low.max(high));
             for span in SPANS {
-                let rates = Rates::new(span, scans);
+                let rates = Rates::new(span, scans, LookRule::Sequential);
                 let of = |share| rates.of(share * f64::from(scans));
                 prop_assert!(of(low) <= of(high));
                 prop_assert!(of(high).is_finite() && of(low) >= 0.0);
@@ -352,7 +400,8 @@ mod tests {
         #[test]
         fn a_count_survives_being_restated(count in 0.0_f64..2.8) {
             for span in SPANS {
-                let (here, wider) = (Rates::new(span, 3), Rates::new(4.0 * span, 3));
+                let of = |span| Rates::new(span, 3, LookRule::Sequential);
+                let (here, wider) = (of(span), of(4.0 * span));
                 let there = wider.count(here.of(count));
                 prop_assert!((0.0..=3.0).contains(&there));
                 let back = here.count(wider.of(there));

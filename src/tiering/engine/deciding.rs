@@ -8,7 +8,6 @@ use crate::tiering::policy::{Budget, Done, TargetView, View};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::PauseReason;
 use crate::tiering::tier::TierView;
-use crate::tiering::windows::Rates;
 use crate::units::{Bytes, Nanos, NodeId, TierId};
 
 /// Less than one in so many bytes of a node's headroom are not missed.
@@ -141,11 +140,14 @@ impl Engine {
         if !self.span.follow(interval, scans, fastest, above) {
             return;
         }
-        self.restate(Rates::new(self.span.get(), scans));
+        self.restate();
     }
 
-    /// All counts as windows with these rates would have had them.
-    pub(super) fn restate(&mut self, wanted: Rates) {
+    /// All counts as the windows that are wanted now would have had them.
+    pub(super) fn restate(&mut self) {
+        let profiling = &self.settings.profiling;
+        let wanted = super::rates(self.span, profiling);
+        self.coverage = super::coverage(self.span, profiling);
         let rates = &self.rates;
         for tracked in self.targets.values_mut() {
             #[allow(clippy::cast_possible_truncation)]

@@ -35,6 +35,10 @@ pub(super) struct Tracked {
     pub(super) uncounted: u64,
     /// The most samples that its regions can use.
     pub(super) useful: u64,
+    /// Samples that it got last.
+    pub(super) quota: u64,
+    /// Pages that are looked at for each of them, of late.
+    reach: f64,
     /// Whether what some region has is only derived.
     has_derived: bool,
     /// What asking for its writes has to look at, and what is saved up for that.
@@ -57,6 +61,8 @@ impl Default for Tracked {
             view_share: Vec::new(),
             uncounted: 0,
             useful: 0,
+            quota: 0,
+            reach: 1.0,
             has_derived: false,
             extent: Extent::default(),
             savings: Savings::default(),
@@ -107,6 +113,21 @@ impl Tracked {
                 }
             }
         }
+    }
+
+    /// Learns from an epoch in which so many pages were looked at.
+    pub(super) fn learn_reach(&mut self, pages: u64, scans: u8) {
+        if self.quota > 0 && pages > 0 {
+            let reach = pages as f64 / self.quota as f64;
+            let reach = reach.clamp(1.0, scans.max(1).into());
+            self.reach = f64::midpoint(self.reach, reach);
+        }
+    }
+
+    /// Pages that an epoch is going to look at: as many regions can be watched.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub(super) fn reached(&self) -> u64 {
+        (self.quota as f64 * self.reach) as u64
     }
 
     /// Brings up to date what asking for its writes would cost.

@@ -7,6 +7,7 @@ use super::{Budget, Done, Policy, TargetView, View};
 use crate::tiering::observation::{Share, TargetId};
 use crate::tiering::plan::Move;
 use crate::tiering::region::{Region, RegionMap};
+use crate::tiering::settings::LookRule;
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable, TierView};
 use crate::tiering::windows::{Rates, SPAN};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
@@ -103,7 +104,7 @@ pub(super) fn decide_beside(
     others: &[(&[Region], Share)],
     budget: Budget,
 ) -> Vec<Move> {
-    let (tiers, rates) = (tiers(), Rates::new(SPAN, 3));
+    let (tiers, rates) = (tiers(), Rates::new(SPAN, 3, LookRule::Repeated));
     let first = std::iter::once((scene.regions, share));
     let targets = (1..).zip(first.chain(others.iter().copied()));
     let each_node = |mib: [u64; 4]| -> Vec<(NodeId, Bytes)> {

@@ -7,6 +7,7 @@ use super::scars::Step;
 use super::{Doubt, Known, Pages, Region, RegionMap, edges, take_in};
 use crate::tiering::observation::{Sample, Tally};
 use crate::tiering::settings::SplitRule;
+use crate::tiering::windows::Coverage;
 use crate::units::{Bytes, PageRange, VirtAddr};
 
 /// Share of the scans by which neighbours have to differ to be kept apart at all, however
@@ -34,6 +35,8 @@ pub struct Thresholds {
     /// So many looks more a sample counts that was seen in all scans: where the last
     /// window is much shorter than the others, chance seldom does that.
     pub full_counts_more: f64,
+    /// What a sample weighs in an average by the number of scans that looked at it.
+    pub coverage: Coverage,
 }
 
 #[cfg(test)]
@@ -48,6 +51,7 @@ impl Thresholds {
         rule: SplitRule::Halves,
         ema: 0.5,
         full_counts_more: 0.0,
+        coverage: Coverage::WHOLE,
     };
 }
 

@@ -59,6 +59,8 @@ struct Point {
     order: u8,
     /// Of this epoch; otherwise remembered.
     fresh: bool,
+    /// What it weighs in an average.
+    weight: f64,
 }
 
 impl Point {
@@ -111,6 +113,7 @@ pub(super) fn cut(
             known: f64::from(tally.known) + more,
             order: tally.order.min(20),
             fresh: true,
+            weight: thresholds.coverage.of(tally.known).into(),
         })
         .collect();
     if points.is_empty() {
@@ -201,6 +204,7 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
                 known: scans,
                 order: 0,
                 fresh: false,
+                weight: 1.0,
             };
             points.insert(at, point);
         }
@@ -288,7 +292,12 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
     {
         piece.contrast = (high - low).max(0.0) as f32;
     }
-    piece.known = match (points.first(), points.last()) {
+    // One look says too little to cut, but enough not to be held to be like the rest.
+    let now = f64::from(piece.latest);
+    let agrees = |p: &&Point| p.is_sure(scans) || (p.count(scans) - now).abs() <= scans / 2.0;
+    let mut agree = points.iter().filter(agrees);
+    let first = agree.next();
+    piece.known = match (first, agree.next_back().or(first)) {
         (Some(first), Some(last)) => Known {
             first: first.page,
             last: last.page,
@@ -319,10 +328,13 @@ fn doubt(piece: &Region, points: &[Point], scans: f64, thresholds: Thresholds) -
     })
 }
 
-/// Mean count of some points, each page once: those that surprised were looked at
-/// more often, which must not make them weigh more.
+/// Mean count of some points: a page does not weigh more for being looked at more often
+/// since it surprised, but less where it was looked at in short windows only, in which
+/// little is seen of what is cold.
 fn mean<'a>(points: impl Iterator<Item = &'a Point>, scans: f64) -> Option<f64> {
-    let (sum, n) = points.fold((0.0, 0.0), |(sum, n), p| (sum + p.count(scans), n + 1.0));
+    let (sum, n) = points.fold((0.0, 0.0), |(sum, n), p| {
+        (sum + p.count(scans) * p.weight, n + p.weight)
+    });
     (n > 0.0).then(|| sum / n)
 }
 
@@ -418,6 +430,7 @@ mod tests {
             known: 3.0,
             order: 0,
             fresh: true,
+            weight: 1.0,
         };
         (0..).zip(counts).map(point).collect()
     }

@@ -38,6 +38,17 @@ impl Known {
     }
 }
 
+/// What looks for the edge at one end of a region, or again at what is in doubt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::tiering) enum Aim {
+    #[default]
+    None,
+    /// One of its samples.
+    Sample,
+    /// Scouts beside them.
+    Scouts,
+}
+
 /// A page to be looked at again. At edges: it contradicted its region, but not enough to
 /// cut it, and is then believed or forgotten. By halves: it was seen accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -44,6 +44,7 @@ pub use pages::Pages;
 
 use counting::Counting;
 use held::Stuck;
+pub(super) use known::Aim;
 use known::{Doubt, Known};
 use scars::{Scars, Step};
 
@@ -108,7 +109,7 @@ pub struct Region {
     doubt: Option<Doubt>,
     /// At which of its ends the next samples look for the edge, and whether one looks
     /// again at what is in doubt.
-    pub(super) aims: [bool; 3],
+    pub(super) aims: [Aim; 3],
     /// When and where to it was last moved.
     moved: Option<(u32, Direction)>,
     /// Seconds without an access that was seen.
@@ -151,7 +152,7 @@ impl Region {
             is_counted: false,
             counting: None,
             doubt: None,
-            aims: [false; 3],
+            aims: [Aim::None; 3],
             moved: None,
             quiet: 0.0,
             flips: 0,

@@ -1,0 +1,217 @@
+//! Draws the pages that an epoch looks at.
+
+use super::{DENSEST, FREELY_DRAWN, SCOUTS_PER_GAP};
+use crate::tiering::looks::Role;
+use crate::tiering::observation::{Sample, TargetId};
+use crate::tiering::region::{Aim, Region, RegionMap};
+use crate::tiering::rng::Rng;
+use crate::units::{PAGE_BYTES, PageRange, Pid, VirtAddr};
+
+/// How to draw.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::tiering) struct Drawing {
+    /// Regions are held to be hot from this heat on.
+    pub(in crate::tiering) hot: f32,
+    /// Pages to draw beside the samples, for looks that these leave over; `None`: samples
+    /// take all looks.
+    pub(in crate::tiering) scouts: Option<u64>,
+}
+
+/// Pages with what they are drawn for, sorted by target and address.
+#[derive(Debug, Default)]
+pub(in crate::tiering) struct Drawn {
+    pub(in crate::tiering) samples: Vec<Sample>,
+    pub(in crate::tiering) roles: Vec<Role>,
+}
+
+/// Adds a target's pages for the next epoch: one random folio in each stratum of each
+/// region, of small pages one in every [`DENSEST`]; with scouts also some that divide
+/// the gaps that are looked into, and more of what is cold or was never seen.
+pub(in crate::tiering) fn draw(
+    map: &RegionMap,
+    (target, pid): (TargetId, Pid),
+    how: Drawing,
+    rng: &mut Rng,
+    out: &mut Drawn,
+) {
+    let mut spread = Spread::new(map, how);
+    let mut pages: Vec<(u64, Role)> = Vec::new();
+    for region in map.regions() {
+        let places = Places::of(region);
+        pages.clear();
+        let role = if region.heat() >= how.hot {
+            Role::Hot
+        } else {
+            Role::Cold
+        };
+        let doubted = region.doubted();
+        pages.extend(
+            doubted
+                .filter(|_| region.aims[2] == Aim::Sample)
+                .map(|page| (page, role)),
+        );
+        for gap in gaps(region, Aim::Sample) {
+            // Somewhere in its middle half.
+            let middle = gap.pages() / 4 + rng.below(gap.pages() / 2 + 1);
+            pages.push((places.within(gap, middle), role));
+        }
+        let quota = u64::from(region.quota()).saturating_sub(pages.len() as u64);
+        places.strata(quota, rng, |page| pages.push((page, role)));
+        if how.scouts.is_some() {
+            if region.quota() == 0 {
+                let page = doubted.unwrap_or_else(|| places.page(0, places.count, rng));
+                pages.push((page, Role::Late));
+            }
+            for gap in gaps(region, Aim::Scouts) {
+                for part in 1..=SCOUTS_PER_GAP {
+                    let at = gap.pages() * part / (SCOUTS_PER_GAP + 1);
+                    pages.push((places.within(gap, at), Role::Edge));
+                }
+            }
+            let more = spread.next(region);
+            places.strata(more, rng, |page| pages.push((page, Role::Scout)));
+        }
+        // What was aimed at may have been drawn as well; all of a folio sees the same.
+        pages.sort_unstable_by_key(|&(page, role)| (page / places.unit, role, page));
+        pages.dedup_by_key(|(page, _)| *page / places.unit);
+        let addr = |page: u64| VirtAddr(page.clamp(places.first, places.last) * PAGE_BYTES);
+        out.samples.extend(pages.iter().map(|&(page, _)| Sample {
+            target,
+            pid,
+            addr: addr(page),
+        }));
+        out.roles.extend(pages.iter().map(|(_, role)| *role));
+    }
+}
+
+/// The gaps of a region that are looked into so.
+fn gaps(region: &Region, aim: Aim) -> impl Iterator<Item = PageRange> {
+    let sides = region.gaps().into_iter().zip(region.aims);
+    sides.filter_map(move |(gap, aimed)| gap.filter(|_| aimed == aim))
+}
+
+/// Deals scouts out by length to the regions that may hide something: those that are cold,
+/// or that nothing is known of. What is warm has to be looked at in all scans.
+struct Spread {
+    hot: f32,
+    scouts: u64,
+    pages: u64,
+    due: u64,
+}
+
+impl Spread {
+    fn new(map: &RegionMap, how: Drawing) -> Self {
+        let mut this = Self {
+            hot: how.hot,
+            scouts: how.scouts.unwrap_or(0),
+            pages: 0,
+            due: 0,
+        };
+        if how.scouts.is_some() {
+            for region in map.regions() {
+                let gaps = gaps(region, Aim::Scouts).count() as u64;
+                let taken = SCOUTS_PER_GAP * gaps + u64::from(region.quota() == 0);
+                this.scouts = this.scouts.saturating_sub(taken);
+                if this.may_hide(region) {
+                    this.pages += region.range().pages();
+                }
+            }
+        }
+        this
+    }
+
+    fn may_hide(&self, region: &Region) -> bool {
+        !region.is_known() || region.heat() < self.hot / 2.0
+    }
+
+    /// Scouts of the next region; what its share lacks to a whole one the next one gets.
+    fn next(&mut self, region: &Region) -> u64 {
+        if !self.may_hide(region) {
+            return 0;
+        }
+        // Scouts times pages are far from 2^64.
+        self.due = (self.due).saturating_add(self.scouts.saturating_mul(region.range().pages()));
+        let more = self.due / self.pages.max(1);
+        self.due %= self.pages.max(1);
+        more
+    }
+}
+
+/// Where the samples of a region may lie: on a grid.
+struct Places {
+    first: u64,
+    last: u64,
+    origin: u64,
+    unit: u64,
+    is_coarse: bool,
+    count: u64,
+}
+
+impl Places {
+    fn of(region: &Region) -> Self {
+        let range = region.range();
+        let unit = region.folio_bytes().max(PAGE_BYTES) / PAGE_BYTES;
+        let first = range.start().page_index();
+        let last = first + range.pages() - 1;
+        let is_coarse = unit == 1 && range.pages() > FREELY_DRAWN;
+        let (grid, origin) = if is_coarse {
+            (DENSEST, first / DENSEST * DENSEST)
+        } else {
+            (unit, first)
+        };
+        Self {
+            first,
+            last,
+            origin,
+            unit,
+            is_coarse,
+            count: (last - origin) / grid + 1,
+        }
+    }
+
+    /// The page of a random one of the places `low..high`, which are not none.
+    fn page(&self, low: u64, high: u64, rng: &mut Rng) -> u64 {
+        let place = low + rng.below(high - low);
+        let page = if self.is_coarse {
+            representative(self.origin / DENSEST + place)
+        } else {
+            // Any page of a huge one: where only some of the region is
+            // huge, the others are to be seen too.
+            let inside = if self.unit > 1 {
+                rng.below(self.unit)
+            } else {
+                0
+            };
+            self.origin + place * self.unit + inside
+        };
+        page.clamp(self.first, self.last)
+    }
+
+    /// One of each of so many strata, or of every place.
+    fn strata(&self, wanted: u64, rng: &mut Rng, mut put: impl FnMut(u64)) {
+        let wanted = wanted.min(self.count);
+        for stratum in 0..wanted {
+            let low = stratum * self.count / wanted;
+            let high = (stratum + 1) * self.count / wanted;
+            put(self.page(low, high, rng));
+        }
+    }
+
+    /// The page that is watched for the one so far into a gap.
+    fn within(&self, gap: PageRange, at: u64) -> u64 {
+        let (start, end) = (gap.start().page_index(), gap.end().page_index());
+        let page = start + at;
+        let page = if self.is_coarse {
+            representative(page / DENSEST).clamp(start, end - 1)
+        } else {
+            page
+        };
+        page.clamp(self.first, self.last)
+    }
+}
+
+/// The page that is watched for a group of [`DENSEST`] of them, always the same
+/// one, at a place that no stride of a program follows.
+fn representative(group: u64) -> u64 {
+    group * DENSEST + Rng::new(group).below(DENSEST)
+}
