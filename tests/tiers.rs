@@ -84,6 +84,11 @@ fn each_run_is_related_to_first_touch_of_the_same_run() {
         row("numab2", 1.0, 2, 30.0),
         row("numab2", 1.0, 3, 30.0),
     ];
+    let mut other_work = row("ial", 1.0, 1, 10.0);
+    other_work.measured.operations = 11;
+    let mut alone = [rows[0].clone(), other_work];
+    results::relate(&mut alone);
+    assert_eq!(alone[1].relative_to_first_touch, None);
     results::relate(&mut rows);
     let related: Vec<_> = rows.iter().map(|r| r.relative_to_first_touch).collect();
     assert_eq!(related, [Some(1.0), Some(1.0), Some(0.5), Some(0.75), None]);

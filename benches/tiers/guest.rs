@@ -4,8 +4,10 @@
 //! begins, and the workload is told to work. So all begin with what first touch placed,
 //! but for those that place at that moment (`interleave`, `bound`).
 
+use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::str::FromStr;
 use std::time::Duration;
 
 use hmkeeper::sys::process::end_with_parent;
@@ -21,14 +23,50 @@ pub(crate) const TICKS_PER_SECOND: f64 = 100.0;
 /// Threads of the kernel that watch, demote and make room.
 const KERNEL_THREADS: [&str; 3] = ["kdamond", "kswapd", "kcompactd"];
 
-/// Runs it and says what was measured.
-pub(crate) fn measure(
-    workload: &str,
-    system: &str,
-    pace: f64,
-    size: Size,
-) -> Result<Measured, String> {
-    let mut system = system::named(system, pace).ok_or_else(|| format!("no system {system}"))?;
+/// One workload under one system, as the host asks for it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Run {
+    pub(crate) workload: String,
+    pub(crate) system: String,
+    pub(crate) pace: f64,
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{},{},{}", self.workload, self.system, self.pace)
+    }
+}
+
+impl FromStr for Run {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let words: Vec<&str> = text.split(',').collect();
+        let [workload, system, pace] = words[..] else {
+            return Err("wanted WORKLOAD,SYSTEM,PACE".into());
+        };
+        Ok(Self {
+            workload: workload.to_owned(),
+            system: system.to_owned(),
+            pace: pace.parse().map_err(|e| format!("pace {pace}: {e}"))?,
+        })
+    }
+}
+
+/// Each in turn; writes a line with what was measured, or with what went wrong.
+pub(crate) fn measure_all(runs: &[Run], size: Size) -> Result<(), String> {
+    for run in runs {
+        let measured = measure(run, size);
+        let text = serde_json::to_string(&measured).map_err(|e| e.to_string())?;
+        println!("{text}");
+    }
+    Ok(())
+}
+
+fn measure(run: &Run, size: Size) -> Result<Measured, String> {
+    let workload = run.workload.as_str();
+    let system = system::named(&run.system, run.pace);
+    let mut system = system.ok_or_else(|| format!("no system {}", run.system))?;
     // Huge pages only where a program asks for them, and no page cache on the fastest node.
     system::write("/sys/kernel/mm/transparent_hugepage/enabled", "madvise")?;
     system::write("/proc/sys/vm/drop_caches", "3")?;
@@ -42,6 +80,7 @@ pub(crate) fn measure(
     let done = program.line()?;
     let after = Snapshot::take(pid, &*system)?;
     tierlat::charge(false)?;
+    let schemes = system.schemes()?;
     system.stop()?;
     let done: Done = serde_json::from_str(&done).map_err(|e| format!("{workload}: {done}: {e}"))?;
     program.tell()?;
@@ -60,6 +99,7 @@ pub(crate) fn measure(
         daemon_cpu_seconds: after.others_cpu - before.others_cpu,
         workload_user_seconds: after.own_cpu.0 - before.own_cpu.0,
         workload_system_seconds: after.own_cpu.1 - before.own_cpu.1,
+        schemes,
         latency: done.latency,
         daemon: after.said.map(|(.., daemon)| daemon),
     })

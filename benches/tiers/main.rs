@@ -49,13 +49,12 @@ enum Verb {
     Run(run::Options),
     /// Show the results of a set, and draw them
     Show(run::Options),
-    /// In the guest: measure one workload under one system
+    /// In the guest: measure workloads under systems, one after the other
     #[command(hide = true)]
     Guest {
-        workload: String,
-        system: String,
-        #[arg(long, default_value_t = 1.0)]
-        pace: f64,
+        /// WORKLOAD,SYSTEM,PACE
+        #[arg(required = true)]
+        runs: Vec<guest::Run>,
         #[arg(long, value_enum, default_value = "normal")]
         size: Size,
     },
@@ -74,16 +73,7 @@ fn main() -> ExitCode {
     let result = match Args::parse_from(args).verb {
         Verb::Run(options) => run::run(&options),
         Verb::Show(options) => run::show(&options),
-        Verb::Guest {
-            workload,
-            system,
-            pace,
-            size,
-        } => guest::measure(&workload, &system, pace, size).and_then(|measured| {
-            let text = serde_json::to_string(&measured).map_err(|e| e.to_string())?;
-            println!("{text}");
-            Ok(())
-        }),
+        Verb::Guest { runs, size } => guest::measure_all(&runs, size),
         Verb::Workload { name, size } => workload::run(&name, size),
     };
     match result {

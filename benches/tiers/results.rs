@@ -83,6 +83,9 @@ pub(crate) struct Measured {
     /// What the daemon says of itself at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) daemon: Option<Daemon>,
+    /// What DAMON says of its schemes at the end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) schemes: Vec<Scheme>,
     /// Percentiles of one operation's time, where the workload takes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<Latency>,
@@ -103,6 +106,27 @@ pub(crate) struct Daemon {
     pub(crate) hot_bytes: u64,
     /// Why it moved nothing, if it said so.
     pub(crate) paused: Vec<String>,
+}
+
+/// What DAMON tells of one scheme (Documentation/admin-guide/mm/damon/usage.rst, `stats`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Scheme {
+    /// Whose pages it moves.
+    pub(crate) node: u32,
+    /// What it does.
+    pub(crate) action: String,
+    /// The sampling interval, as it is or has tuned itself.
+    pub(crate) sample_us: u64,
+    /// Of regions that fit the scheme, within its quota.
+    pub(crate) tried_bytes: u64,
+    /// The part that a filter had not excluded.
+    pub(crate) passed_bytes: u64,
+    /// The part that was moved.
+    pub(crate) applied_bytes: u64,
+    /// How often the quota ended an interval's moves.
+    pub(crate) quota_exceeded: u64,
+    /// The quota at the end; zero: unlimited.
+    pub(crate) quota_bytes: u64,
 }
 
 /// Microseconds of the guest.
@@ -231,9 +255,12 @@ pub(crate) fn save(path: &Path, rows: &[Row]) -> io::Result<()> {
     std::fs::rename(&aside, path)
 }
 
-/// Sets each row's relation to first touch anew.
+/// Sets each row's relation to first touch anew, which must have done the same work.
 pub(crate) fn relate(rows: &mut [Row]) {
-    let key = |r: &Row| (r.set.clone(), r.workload.clone(), r.run);
+    let key = |r: &Row| {
+        let work = r.measured.operations;
+        (r.set.clone(), r.workload.clone(), r.run, work)
+    };
     let first: BTreeMap<_, f64> = rows
         .iter()
         .filter(|r| r.system == FIRST_TOUCH)
@@ -285,6 +312,7 @@ fn modelled(row: &Row, rows: &[Row], stretch: f64) -> Option<f64> {
             && r.set == row.set
             && r.workload == row.workload
             && r.run == row.run
+            && r.measured.operations == row.measured.operations
     })?;
     let kernel = |r: &Row| r.measured.workload_system_seconds;
     let computed = first.measured.seconds - first.waited(stretch) - kernel(first);

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -10,8 +11,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 
 use crate::results::{self, Job, Measured, Row};
 use crate::sets::{Choice, Set};
-use crate::workload::Size;
-use crate::{chart, guest, system, table};
+use crate::{chart, guest, system, table, workload};
 
 /// Of memory on node 0, the fastest.
 const FAST_NODE: &str = "320M";
@@ -22,8 +22,12 @@ const MACHINE: &str = "hm-keeper";
 /// CPUs of each socket: one for the workload, and one of node 0 for what the kernel and the
 /// daemon do beside it (kswapd runs on its node's CPUs only).
 const CPUS: &str = "2";
-/// Seconds after which a guest is given up.
+/// Seconds after which a guest is given up: in which a time is taken, and one for several short runs.
 const TIMEOUT: &str = "1800";
+const SHORT_TIMEOUT: &str = "600";
+/// What vm-run says when a guest died: now and then one does when it boots, as tests/vm/run-tests
+/// has it, and is started once more.
+const GUEST_DIED: i32 = 126;
 /// Of a run, before any was done.
 const GUESS: Duration = Duration::from_secs(60);
 
@@ -84,7 +88,15 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     if options.again {
         rows.retain(|r| r.set != set.name || !r.is_disturbed());
     }
-    let jobs = set.jobs(&options.choice);
+    let mut choice = options.choice.clone();
+    for name in set.workloads() {
+        let missing = workload::missing(name).filter(|_| choice.has_workload(name));
+        if let Some(why) = missing {
+            println!("{name}: skipped: {why}");
+            choice.absent.push(name);
+        }
+    }
+    let jobs = set.jobs(&choice);
     let todo: Vec<&Job> = jobs
         .iter()
         .filter(|job| !rows.iter().any(|r| r.is(job)))
@@ -103,55 +115,78 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         println!("{}", table::head(wide));
     }
     let begin = Instant::now();
-    let mut failed = 0;
-    for (done, job) in todo.iter().enumerate() {
-        progress(job, begin.elapsed(), done, todo.len());
-        let one = Instant::now();
-        let before = host_others();
-        let result = boot(job, set.size);
-        let others = host_others() - before;
-        clear_progress();
-        let at = format!("{}/{}", done + 1, todo.len());
-        let row = result.map(|measured| Row {
-            set: job.set.to_owned(),
-            workload: job.workload.to_owned(),
-            system: job.system.to_owned(),
-            pace: job.pace,
-            run: job.run,
-            relative_to_first_touch: None,
-            host_others_cpu_seconds: others.max(0.0),
-            commit: commit.clone(),
-            measured,
-        });
-        let fault = |row: Row| row.fault().map_or(Ok(row.clone()), |f| Err(f.to_owned()));
-        match row.and_then(fault) {
-            Ok(row) => {
-                rows.push(row);
-                results::relate(&mut rows);
-                results::save(&file, &rows).map_err(|e| format!("{}: {e}", file.display()))?;
-                let row = &rows[rows.len() - 1];
-                let left = left(begin.elapsed(), done + 1, todo.len());
-                let took = one.elapsed().as_secs();
-                let noisy = if row.is_disturbed() {
-                    ", others were busy: see --again"
-                } else {
-                    ""
-                };
-                println!(
-                    "{at:>wide$}  {}  {took} s, {left} left{noisy}",
-                    table::line(row)
-                );
-            }
-            Err(e) => {
-                failed += 1;
-                println!("{at:>wide$}  {} {}: FAILED: {e}", job.workload, job.system);
-            }
+    let mut done = 0;
+    let guests = set.guests(&todo);
+    let next = Mutex::new(guests.iter());
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..set.at_once {
+            let (next, tell) = (&next, tell.clone());
+            scope.spawn(move || {
+                let one = || next.lock().ok()?.next();
+                while let Some(jobs) = one() {
+                    if tell.send(boot(jobs, set)).is_err() {
+                        break;
+                    }
+                }
+            });
         }
-    }
+        drop(tell);
+        progress(&todo, begin.elapsed(), done);
+        for guest in told {
+            clear_progress();
+            for (job, result) in guest.jobs.iter().zip(guest.results) {
+                done += 1;
+                let at = format!("{done}/{}", todo.len());
+                let row = result.map(|measured| Row {
+                    set: job.set.to_owned(),
+                    workload: job.workload.to_owned(),
+                    system: job.system.to_owned(),
+                    pace: job.pace,
+                    run: job.run,
+                    relative_to_first_touch: None,
+                    host_others_cpu_seconds: guest.others,
+                    commit: commit.clone(),
+                    measured,
+                });
+                let fault = |row: Row| row.fault().map_or(Ok(row.clone()), |f| Err(f.to_owned()));
+                match row.and_then(fault) {
+                    Ok(row) => {
+                        rows.push(row);
+                        results::relate(&mut rows);
+                        results::save(&file, &rows)
+                            .map_err(|e| format!("{}: {e}", file.display()))?;
+                        let row = &rows[rows.len() - 1];
+                        let left = left(begin.elapsed(), done, todo.len());
+                        let took = guest.took.as_secs();
+                        let noisy = if set.is_timed() && row.is_disturbed() {
+                            ", others were busy: see --again"
+                        } else {
+                            ""
+                        };
+                        println!(
+                            "{at:>wide$}  {}  {took} s, {left} left{noisy}",
+                            table::line(row)
+                        );
+                    }
+                    Err(e) => {
+                        println!("{at:>wide$}  {} {}: FAILED: {e}", job.workload, job.system);
+                    }
+                }
+            }
+            progress(&todo, begin.elapsed(), done);
+        }
+        Ok::<(), String>(())
+    })?;
+    clear_progress();
     println!();
     show(options)?;
-    match failed {
-        0 => Ok(()),
+    // As whoever reads the file will find it.
+    let rows = results::load(&file).map_err(|e| e.to_string())?;
+    let failed = todo.iter().filter(|j| !rows.iter().any(|r| r.is(j)));
+    match failed.count() {
+        0 if options.limit.is_some() => Ok(()),
+        0 => set.covered_by(&rows, &choice),
         n => Err(format!(
             "{n} runs failed: the same command tries them again"
         )),
@@ -189,34 +224,80 @@ fn stretch() -> Result<f64, String> {
         .ok_or_else(|| format!("{file}: no line \"scale FACTOR\""))
 }
 
-/// One run in a guest of its own.
-fn boot(job: &Job, size: Size) -> Result<Measured, String> {
+/// What one guest brought.
+struct Brought<'a> {
+    jobs: &'a [&'a Job],
+    /// Of each job.
+    results: Vec<Result<Measured, String>>,
+    took: Duration,
+    /// CPU seconds that others took of the host meanwhile.
+    others: f64,
+}
+
+/// Runs these, one after the other, in one guest.
+fn boot<'a>(jobs: &'a [&'a Job], set: &Set) -> Brought<'a> {
+    let begin = Instant::now();
+    let before = host_others();
+    let results = measure(jobs, set).unwrap_or_else(|e| vec![Err(e); jobs.len()]);
+    Brought {
+        jobs,
+        results,
+        took: begin.elapsed(),
+        others: (host_others() - before).max(0.0),
+    }
+}
+
+fn measure(jobs: &[&Job], set: &Set) -> Result<Vec<Result<Measured, String>>, String> {
     let me = std::env::current_exe().map_err(|e| format!("this program: {e}"))?;
-    let node = if job.system == system::BOUND {
+    let node = if jobs.iter().any(|job| job.system == system::BOUND) {
         FAST_NODE_BOUND
     } else {
         FAST_NODE
     };
-    let output = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm/vm-run"))
-        .args(["--latency", MACHINE, "--timeout", TIMEOUT, "--cpus", CPUS])
+    let runs = jobs.iter().map(|job| {
+        let run = guest::Run {
+            workload: job.workload.to_owned(),
+            system: job.system.to_owned(),
+            pace: job.pace,
+        };
+        run.to_string()
+    });
+    let timeout = if set.is_timed() {
+        TIMEOUT
+    } else {
+        SHORT_TIMEOUT
+    };
+    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm/vm-run"));
+    command
+        .args(["--latency", MACHINE, "--timeout", timeout, "--cpus", CPUS])
         .args(["--node-size", &format!("0={node}"), "--"])
         .arg(me)
-        .args(["guest", job.workload, job.system])
-        .args(["--pace", &job.pace.to_string()])
-        .args(["--size", guest::size_name(size)])
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| format!("tests/vm/vm-run: {e}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        // What the plugin counted comes last, and tells nothing of the failure.
-        let lines: Vec<&str> = said.lines().filter(|l| !l.starts_with("node ")).collect();
-        let tail = &lines[lines.len().saturating_sub(12)..];
-        return Err(format!("{}: {}", output.status, tail.join("\n")));
+        .args(["guest", "--size", guest::size_name(set.size)])
+        .args(runs)
+        .stdin(Stdio::null());
+    let mut run = || {
+        let output = command.output();
+        output.map_err(|e| format!("tests/vm/vm-run: {e}"))
+    };
+    let mut output = run()?;
+    if output.status.code() == Some(GUEST_DIED) {
+        output = run()?;
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    let line = text.lines().last().unwrap_or_default();
-    serde_json::from_str(line).map_err(|e| format!("result {line:?}: {e}"))
+    let mut results = Vec::new();
+    for line in text.lines() {
+        let result: Result<Measured, String> =
+            serde_json::from_str(line).map_err(|e| format!("result {line:?}: {e}"))?;
+        results.push(result);
+    }
+    if results.len() < jobs.len() {
+        // What the plugin counted comes last, and tells nothing of the failure.
+        let said = String::from_utf8_lossy(&output.stderr);
+        let lines: Vec<&str> = said.lines().filter(|l| !l.starts_with("node ")).collect();
+        let tail = lines[lines.len().saturating_sub(12)..].join("\n");
+        results.resize(jobs.len(), Err(format!("{}: {tail}", output.status)));
+    }
+    Ok(results)
 }
 
 /// CPU seconds since the host's start that were not taken by this program and what it has run.
@@ -280,8 +361,11 @@ fn left(elapsed: Duration, done: usize, all: usize) -> String {
     }
 }
 
-fn progress(job: &Job, elapsed: Duration, done: usize, all: usize) {
-    if io::stdout().is_terminal() {
+fn progress(todo: &[&Job], elapsed: Duration, done: usize) {
+    if let Some(job) = todo.get(done)
+        && io::stdout().is_terminal()
+    {
+        let all = todo.len();
         let left = left(elapsed, done, all);
         print!(
             "{}/{all} {} {} … {left} left",

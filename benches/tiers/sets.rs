@@ -1,6 +1,6 @@
 //! Run sets by name. Pure.
 
-use crate::results::Job;
+use crate::results::{Job, OURS, Row};
 use crate::workload::Size;
 use crate::{system, workload};
 
@@ -14,6 +14,9 @@ pub(crate) struct Set {
     workloads: &'static [&'static str],
     systems: &'static [(&'static str, &'static [f64])],
     runs: u32,
+    /// Guests that run at the same time; more than one where no time is judged, and there
+    /// several runs share a guest: to boot one takes as long as a short run.
+    pub(crate) at_once: usize,
 }
 
 /// Names and what they are for.
@@ -25,8 +28,9 @@ static ALL: [Set; 4] = [
         workloads: &workload::NAMES,
         systems: &[],
         runs: 1,
+        at_once: 2,
     },
-    // An hour on two cores. Runs are short: the daemon has a third of its period,
+    // Under an hour on two cores. Runs are short: the daemon has a third of its period,
     // the kernel its own; `full` sweeps both.
     Set {
         name: "default",
@@ -40,6 +44,7 @@ static ALL: [Set; 4] = [
             ("ial", &[0.3]),
         ],
         runs: 3,
+        at_once: 1,
     },
     // How long requests take while pages are moved.
     Set {
@@ -52,6 +57,7 @@ static ALL: [Set; 4] = [
             ("adaptive", &[0.3]),
         ],
         runs: 5,
+        at_once: 1,
     },
     // Everything, with a sweep of periods, the same for all that have any.
     Set {
@@ -65,11 +71,13 @@ static ALL: [Set; 4] = [
             ("numab1", SWEEP),
             ("numab2", SWEEP),
             ("damos", SWEEP),
+            ("hmsdk", SWEEP),
             ("adaptive", SWEEP),
             ("hm-keeper", SWEEP),
             ("ial", SWEEP),
         ],
         runs: 3,
+        at_once: 1,
     },
 ];
 
@@ -81,6 +89,11 @@ impl Set {
     /// By its name.
     pub(crate) fn named(name: &str) -> Option<&'static Self> {
         ALL.iter().find(|s| s.name == name)
+    }
+
+    /// What it runs.
+    pub(crate) fn workloads(&self) -> impl Iterator<Item = &'static str> {
+        self.workloads.iter().copied()
     }
 
     /// Its runs, in order: all of the first, then all of the second, so that what is there
@@ -132,22 +145,62 @@ impl Set {
         is_in.then_some(paces)
     }
 
-    /// Each system once and each workload once.
+    /// Whether its times say anything.
+    pub(crate) const fn is_timed(&self) -> bool {
+        self.at_once == 1
+    }
+
+    /// Runs by the guest that they are in: each its own, or else those together that leave
+    /// each other's alone. `bound` has a larger node 0 than what would move something.
+    pub(crate) fn guests<'a>(&self, jobs: &[&'a Job]) -> Vec<Vec<&'a Job>> {
+        if self.is_timed() {
+            return jobs.iter().map(|&job| vec![job]).collect();
+        }
+        // What takes longest comes first.
+        let kind = |job: &Job| match job.system {
+            system if OURS.contains(&system) => 1,
+            system if system::has_periods(system) => 0,
+            _ => 2,
+        };
+        let of = |k| jobs.iter().copied().filter(move |job| kind(job) == k);
+        let guests = (0..3).map(|k| of(k).collect::<Vec<_>>());
+        guests.filter(|g| !g.is_empty()).collect()
+    }
+
+    /// Each system once and each workload once, as far as they are there.
     fn each_once(&self, choice: &Choice) -> Vec<Job> {
-        let count = self.workloads.len().max(system::NAMES.len());
+        let workloads: Vec<&'static str> = self
+            .workloads()
+            .filter(|w| !choice.absent.contains(w))
+            .collect();
+        let count = workloads.len().max(system::NAMES.len());
         (0..count)
-            .map(|i| (i % self.workloads.len(), i % system::NAMES.len()))
-            .map(|(w, s)| (self.workloads[w], system::NAMES[s]))
+            .map(|i| (i % workloads.len(), i % system::NAMES.len()))
+            .map(|(w, s)| (workloads[w], system::NAMES[s]))
             .filter(|(workload, system)| choice.has_workload(workload) && choice.has_system(system))
-            .map(|(workload, system)| {
-                let pace = if system::has_periods(system) {
-                    0.1
-                } else {
-                    1.0
-                };
-                self.job(workload, system, pace, 1)
-            })
+            .map(|(workload, system)| self.job(workload, system, system::short_pace(system), 1))
             .collect()
+    }
+}
+
+impl Set {
+    /// Whether the rows of a set that has each system and each workload once have them all.
+    pub(crate) fn covered_by(&self, rows: &[Row], choice: &Choice) -> Result<(), String> {
+        if !self.systems.is_empty() || choice.is_part() {
+            return Ok(());
+        }
+        let own = || rows.iter().filter(|r| r.set == self.name);
+        let is_there = |name: &&str| own().any(|r| r.workload == **name || r.system == **name);
+        let lost: Vec<&str> = self
+            .workloads()
+            .filter(|w| choice.has_workload(w))
+            .chain(system::NAMES)
+            .filter(|name| !is_there(name))
+            .collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        Err(format!("{}: no results of {}", self.name, lost.join(", ")))
     }
 }
 
@@ -166,15 +219,24 @@ pub(crate) struct Choice {
     /// Runs of each, instead of the set's
     #[arg(long)]
     runs: Option<u32>,
+    /// Workloads whose program is not installed.
+    #[arg(skip)]
+    pub(crate) absent: Vec<&'static str>,
 }
 
 impl Choice {
-    fn has_workload(&self, name: &str) -> bool {
-        self.workloads.is_empty() || self.workloads.iter().any(|n| n == name)
+    pub(crate) fn has_workload(&self, name: &str) -> bool {
+        let is_wanted = self.workloads.is_empty() || self.workloads.iter().any(|n| n == name);
+        is_wanted && !self.absent.contains(&name)
     }
 
     fn has_system(&self, name: &str) -> bool {
         self.systems.is_empty() || self.systems.iter().any(|n| n == name)
+    }
+
+    /// Whether less is wanted than there is.
+    fn is_part(&self) -> bool {
+        !self.workloads.is_empty() || !self.systems.is_empty()
     }
 
     /// Names that nothing has.

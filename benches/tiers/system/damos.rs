@@ -1,82 +1,144 @@
-//! DAMON-based schemes for tiering, as `scripts/mem_tier.sh` of damo and the kernel's
-//! `samples/damon/mtier.c` set them up: page frames are watched, by one thread for the fastest node,
-//! whose cold pages are demoted, and one for the others, whose hot pages are promoted, each at
-//! most 200 MB a second and as the fastest node's free memory asks for; the last check
-//! is whether a page was accessed lately. Intervals tune themselves from 5 ms to 10 s.
+//! DAMON-based schemes for tiering: page frames are watched, by a thread for each node. Of the
+//! fastest cold pages are demoted, to node 1, which is the next by latency; of the others hot ones are
+//! promoted. Both sources know two nodes, and say nothing of which of several are meant.
 //!
-//! Both sources know two nodes. Here cold pages go to node 1, the next by latency, and hot
-//! ones come from nodes 1 to 3.
+//! `damos` is `scripts/mem_tier.sh` of damo, which the kernel's `samples/damon/mtier.c` follows:
+//! intervals that tune themselves, 200 MB a second, and whether a page was accessed lately as the
+//! last check. Its goals are left out, 0.5 % of node 0 free for demotion and 99.7 % used for
+//! promotion: with them it moves nothing here. A quota with a goal grows from one byte on, by
+//! the share of the goal that is missing (`damon_feed_loop_next_input`). On a node so small the kernel
+//! keeps 3 % free by itself, so the first is always met, and the second but for a
+//! hundredth.
+//!
+//! `hmsdk` is what `tools/gen_migpol.py` of HMSDK writes with `-g`: fixed intervals, what is idle for
+//! 30 s is demoted, as last check the same. Its limit to one and two seconds of CPU time in twenty
+//! is left out: a move takes 20 times as long here, so that it would allow a 20th.
 
 use std::path::{Path, PathBuf};
 
 use hmkeeper::units::PAGE_BYTES;
 
 use super::{System, write};
+use crate::results::Scheme;
 
 const ADMIN: &str = "/sys/kernel/mm/damon/admin/kdamonds";
-/// At a pace of 1, in microseconds.
-const SAMPLE: f64 = 5000.0;
-const AGGREGATION: f64 = 100_000.0;
-const LONGEST_SAMPLE: f64 = 10_000_000.0;
-const APPLY: f64 = 1_000_000.0;
-/// Of a second at that pace.
-const QUOTA_BYTES: f64 = 200_000_000.0;
 const UNBOUNDED: &str = "4294967295";
 
 /// DAMOS with paces.
 pub(super) struct Damos {
     pub(super) pace: f64,
+    pub(super) settings: &'static Settings,
 }
 
-/// What one thread does.
-struct Scheme {
-    nodes: &'static [u32],
+/// What a tool writes; times in microseconds at a pace of 1.
+pub(super) struct Settings {
+    sample: f64,
+    aggregation: f64,
+    apply: f64,
+    /// The longest sampling interval, where the first two tune themselves.
+    longest_sample: Option<f64>,
+    /// At least, at most.
+    regions: [&'static str; 2],
+    /// For how long what is to be demoted was idle.
+    idle: f64,
+    /// That may be moved in one period, and how long that is.
+    quota_bytes: f64,
+    quota_period: f64,
+    /// What goes first where the quota is too small: by accesses and by age, in thousandths.
+    weights: [&'static str; 2],
+}
+
+/// damo's, changed as told above.
+pub(super) static DAMO: Settings = Settings {
+    sample: 5000.0,
+    aggregation: 100_000.0,
+    apply: 1_000_000.0,
+    longest_sample: Some(10_000_000.0),
+    regions: ["10", "1000"],
+    idle: 0.0,
+    quota_bytes: 200_000_000.0,
+    quota_period: 1_000_000.0,
+    weights: ["100", "100"],
+};
+
+/// HMSDK's.
+pub(super) static HMSDK: Settings = Settings {
+    sample: 100_000.0,
+    aggregation: 2_000_000.0,
+    apply: 2_000_000.0,
+    longest_sample: None,
+    regions: ["100", "10000"],
+    idle: 30_000_000.0,
+    quota_bytes: 50e9,
+    quota_period: 20_000_000.0,
+    weights: ["0", "10"],
+};
+
+/// Whose pages go where.
+struct Rule {
+    node: u32,
     action: &'static str,
     to: u32,
     /// Of 20 checks, those that see an access: at least, at most.
     accesses: [&'static str; 2],
-    goal: [&'static str; 2],
-    /// Whether what was accessed lately is moved, or what was not.
+    /// Whether a page that was accessed lately is moved at last, or one that was not.
     young: &'static str,
 }
 
-const SCHEMES: [Scheme; 2] = [
-    Scheme {
-        nodes: &[0],
-        action: "migrate_cold",
-        to: 1,
-        accesses: ["0", "0"],
-        goal: ["node_mem_free_bp", "50"],
-        young: "N",
-    },
-    Scheme {
-        nodes: &[1, 2, 3],
+const COLD: Rule = Rule {
+    node: 0,
+    action: "migrate_cold",
+    to: 1,
+    accesses: ["0", "0"],
+    young: "N",
+};
+
+const fn hot(node: u32) -> Rule {
+    Rule {
+        node,
         action: "migrate_hot",
         to: 0,
         accesses: ["1", UNBOUNDED],
-        goal: ["node_mem_used_bp", "9970"],
         young: "Y",
-    },
-];
+    }
+}
+
+/// One thread each.
+const RULES: [Rule; 4] = [COLD, hot(1), hot(2), hot(3)];
 
 impl System for Damos {
     fn start(&mut self, _: u32) -> Result<(), String> {
         let zones = std::fs::read_to_string("/proc/zoneinfo").map_err(|e| e.to_string())?;
-        write(&format!("{ADMIN}/nr_kdamonds"), &SCHEMES.len().to_string())?;
-        for (i, scheme) in SCHEMES.iter().enumerate() {
+        write(&format!("{ADMIN}/nr_kdamonds"), &RULES.len().to_string())?;
+        for (i, rule) in RULES.iter().enumerate() {
             let dir = PathBuf::from(format!("{ADMIN}/{i}"));
             put(&dir, "contexts/nr_contexts", "1")?;
             let context = dir.join("contexts/0");
             put(&context, "operations", "paddr")?;
             self.intervals(&context.join("monitoring_attrs"))?;
-            targets(&context.join("targets"), &frames(&zones, scheme.nodes))?;
+            targets(&context.join("targets"), &frames(&zones, rule.node))?;
             put(&context, "schemes/nr_schemes", "1")?;
-            self.scheme(&context.join("schemes/0"), scheme)?;
+            self.scheme(&context.join("schemes/0"), rule)?;
         }
-        for i in 0..SCHEMES.len() {
+        for i in 0..RULES.len() {
             write(&format!("{ADMIN}/{i}/state"), "on")?;
         }
         Ok(())
+    }
+
+    fn stop(&mut self) -> Result<(), String> {
+        for i in 0..RULES.len() {
+            write(&format!("{ADMIN}/{i}/state"), "off")?;
+        }
+        write(&format!("{ADMIN}/nr_kdamonds"), "0")
+    }
+
+    fn schemes(&self) -> Result<Vec<Scheme>, String> {
+        RULES
+            .iter()
+            .enumerate()
+            .map(|(i, rule)| scheme(&PathBuf::from(format!("{ADMIN}/{i}")), rule))
+            .collect()
     }
 }
 
@@ -85,48 +147,85 @@ impl Damos {
         format!("{:.0}", (at_pace_one * self.pace).max(1.0))
     }
 
+    fn ms(&self, at_pace_one: f64) -> String {
+        format!("{:.0}", at_pace_one * self.pace)
+    }
+
     fn intervals(&self, attrs: &Path) -> Result<(), String> {
-        put(attrs, "intervals/sample_us", &self.us(SAMPLE))?;
-        put(attrs, "intervals/aggr_us", &self.us(AGGREGATION))?;
-        put(attrs, "nr_regions/min", "10")?;
-        put(attrs, "nr_regions/max", "1000")?;
+        let settings = self.settings;
+        put(attrs, "intervals/sample_us", &self.us(settings.sample))?;
+        put(attrs, "intervals/aggr_us", &self.us(settings.aggregation))?;
+        put(attrs, "nr_regions/max", settings.regions[1])?;
+        put(attrs, "nr_regions/min", settings.regions[0])?;
+        let Some(longest) = settings.longest_sample else {
+            return Ok(());
+        };
         let goal = attrs.join("intervals/intervals_goal");
         put(&goal, "access_bp", "400")?;
         put(&goal, "aggrs", "3")?;
-        put(&goal, "min_sample_us", &self.us(SAMPLE))?;
-        put(&goal, "max_sample_us", &self.us(LONGEST_SAMPLE))
+        put(&goal, "min_sample_us", &self.us(settings.sample))?;
+        put(&goal, "max_sample_us", &self.us(longest))
     }
 
-    fn scheme(&self, dir: &Path, scheme: &Scheme) -> Result<(), String> {
-        put(dir, "action", scheme.action)?;
-        put(dir, "target_nid", &scheme.to.to_string())?;
-        put(dir, "apply_interval_us", &self.us(APPLY))?;
+    fn scheme(&self, dir: &Path, rule: &Rule) -> Result<(), String> {
+        let settings = self.settings;
+        let is_cold = rule.action == COLD.action;
+        put(dir, "action", rule.action)?;
+        put(dir, "target_nid", &rule.to.to_string())?;
+        put(dir, "apply_interval_us", &self.us(settings.apply))?;
         put(dir, "access_pattern/sz/min", "4096")?;
         put(dir, "access_pattern/sz/max", &u64::MAX.to_string())?;
-        put(dir, "access_pattern/nr_accesses/min", scheme.accesses[0])?;
-        put(dir, "access_pattern/nr_accesses/max", scheme.accesses[1])?;
-        put(dir, "access_pattern/age/min", "0")?;
+        put(dir, "access_pattern/nr_accesses/min", rule.accesses[0])?;
+        put(dir, "access_pattern/nr_accesses/max", rule.accesses[1])?;
+        // In aggregation intervals, which are as much longer or shorter as the pace says.
+        let idle = if is_cold { settings.idle } else { 0.0 };
+        let age = format!("{:.0}", idle / settings.aggregation);
+        put(dir, "access_pattern/age/min", &age)?;
         put(dir, "access_pattern/age/max", UNBOUNDED)?;
-        let bytes = format!("{:.0}", QUOTA_BYTES * self.pace);
+        let bytes = format!("{:.0}", settings.quota_bytes * self.pace);
         put(dir, "quotas/bytes", &bytes)?;
-        let milliseconds = (APPLY * self.pace / 1000.0).max(1.0);
+        let period = self.ms(settings.quota_period / 1000.0);
+        put(dir, "quotas/reset_interval_ms", &period)?;
+        put(dir, "quotas/weights/sz_permil", "0")?;
         put(
             dir,
-            "quotas/reset_interval_ms",
-            &format!("{milliseconds:.0}"),
+            "quotas/weights/nr_accesses_permil",
+            settings.weights[0],
         )?;
-        put(dir, "quotas/weights/sz_permil", "0")?;
-        put(dir, "quotas/weights/nr_accesses_permil", "100")?;
-        put(dir, "quotas/weights/age_permil", "100")?;
-        put(dir, "quotas/goals/nr_goals", "1")?;
-        put(dir, "quotas/goals/0/target_metric", scheme.goal[0])?;
-        put(dir, "quotas/goals/0/target_value", scheme.goal[1])?;
-        put(dir, "quotas/goals/0/nid", "0")?;
+        put(dir, "quotas/weights/age_permil", settings.weights[1])?;
         put(dir, "filters/nr_filters", "1")?;
         put(dir, "filters/0/type", "young")?;
         put(dir, "filters/0/matching", "Y")?;
-        put(dir, "filters/0/allow", scheme.young)
+        put(dir, "filters/0/allow", rule.young)
     }
+}
+
+/// What a thread says of its scheme.
+fn scheme(dir: &Path, rule: &Rule) -> Result<Scheme, String> {
+    for what in [
+        "update_schemes_stats",
+        "update_tuned_intervals",
+        "update_schemes_effective_quotas",
+    ] {
+        put(dir, "state", what)?;
+    }
+    let get = |file: &str| -> Result<u64, String> {
+        let path = dir.join("contexts/0").join(file);
+        let text =
+            std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let number = text.trim().parse();
+        number.map_err(|e| format!("{}: {text:?}: {e}", path.display()))
+    };
+    Ok(Scheme {
+        node: rule.node,
+        action: rule.action.to_owned(),
+        sample_us: get("monitoring_attrs/intervals/sample_us")?,
+        tried_bytes: get("schemes/0/stats/sz_tried")?,
+        passed_bytes: get("schemes/0/stats/sz_ops_filter_passed")?,
+        applied_bytes: get("schemes/0/stats/sz_applied")?,
+        quota_exceeded: get("schemes/0/stats/qt_exceeds")?,
+        quota_bytes: get("schemes/0/quotas/effective_bytes")?,
+    })
 }
 
 fn put(dir: &Path, file: &str, value: &str) -> Result<(), String> {
@@ -144,8 +243,8 @@ fn targets(dir: &Path, regions: &[(u64, u64)]) -> Result<(), String> {
     Ok(())
 }
 
-/// The physical addresses of these nodes' zones, ascending, neighbours joined.
-fn frames(zoneinfo: &str, nodes: &[u32]) -> Vec<(u64, u64)> {
+/// The physical addresses of a node's zones, ascending, neighbours joined.
+fn frames(zoneinfo: &str, wanted: u32) -> Vec<(u64, u64)> {
     let mut all: Vec<(u64, u64)> = Vec::new();
     let mut is_wanted = false;
     let mut pages = 0;
@@ -153,8 +252,7 @@ fn frames(zoneinfo: &str, nodes: &[u32]) -> Vec<(u64, u64)> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["Node", node, "zone", _] => {
-                let node = node.trim_end_matches(',').parse();
-                is_wanted = node.is_ok_and(|n| nodes.contains(&n));
+                is_wanted = node.trim_end_matches(',').parse() == Ok(wanted);
                 pages = 0;
             }
             ["spanned", count] => pages = count.parse().unwrap_or(0),

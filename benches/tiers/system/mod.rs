@@ -8,16 +8,17 @@ use hmkeeper::sys::numa::node_free;
 use hmkeeper::sys::root::Root;
 use hmkeeper::units::NodeId;
 
-use crate::results::{Daemon, OURS};
+use crate::results::{Daemon, OURS, Scheme};
 
 /// All of them.
-pub(crate) const NAMES: [&str; 9] = [
+pub(crate) const NAMES: [&str; 10] = [
     "first-touch",
     "bound",
     "interleave",
     "numab1",
     "numab2",
     "damos",
+    "hmsdk",
     "adaptive",
     "hm-keeper",
     "ial",
@@ -26,6 +27,17 @@ pub(crate) const NAMES: [&str; 9] = [
 /// Whether it does anything now and then.
 pub(crate) fn has_periods(name: &str) -> bool {
     !["first-touch", BOUND, "interleave"].contains(&name)
+}
+
+/// At which it does something in a few seconds. `damos` does so anyway, and takes more CPU
+/// time the more often it looks.
+pub(crate) fn short_pace(name: &str) -> f64 {
+    match name {
+        "damos" => 2.0,
+        "hmsdk" => 0.5,
+        _ if has_periods(name) => 0.1,
+        _ => 1.0,
+    }
 }
 
 /// The machine for `bound`: all of the workload fits into node 0.
@@ -41,7 +53,7 @@ pub(crate) trait System {
     /// Begins; the workload has its memory and does not work yet.
     fn start(&mut self, pid: u32) -> Result<(), String>;
 
-    /// Ends; undoes nothing, for the guest is thrown away.
+    /// Ends: what runs next in this guest finds nothing of it that moves anything.
     fn stop(&mut self) -> Result<(), String> {
         Ok(())
     }
@@ -56,6 +68,11 @@ pub(crate) trait System {
     fn status(&self, _pid: u32) -> Result<Option<(u64, u64, Daemon)>, String> {
         Ok(None)
     }
+
+    /// What it says of its schemes, where it is DAMON.
+    fn schemes(&self) -> Result<Vec<Scheme>, String> {
+        Ok(Vec::new())
+    }
 }
 
 /// By its name.
@@ -68,7 +85,14 @@ pub(crate) fn named(name: &str, pace: f64) -> Option<Box<dyn System>> {
         }),
         "numab1" => Box::new(Balancing { mode: 1, pace }),
         "numab2" => Box::new(Balancing { mode: 2, pace }),
-        "damos" => Box::new(damos::Damos { pace }),
+        "damos" => Box::new(damos::Damos {
+            pace,
+            settings: &damos::DAMO,
+        }),
+        "hmsdk" => Box::new(damos::Damos {
+            pace,
+            settings: &damos::HMSDK,
+        }),
         _ => Box::new(ours::Ours::new(
             OURS.into_iter().find(|o| *o == name)?,
             pace,
@@ -118,6 +142,8 @@ struct Balancing {
     pace: f64,
 }
 
+const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
+const DEMOTION: &str = "/sys/kernel/mm/numa/demotion_enabled";
 /// Milliseconds.
 const PERIODS: [(&str, f64); 4] = [
     ("scan_delay_ms", 1000.0),
@@ -136,8 +162,13 @@ impl System for Balancing {
             )?;
         }
         if self.mode == 2 {
-            write("/sys/kernel/mm/numa/demotion_enabled", "1")?;
+            write(DEMOTION, "1")?;
         }
-        write("/proc/sys/kernel/numa_balancing", &self.mode.to_string())
+        write(BALANCING, &self.mode.to_string())
+    }
+
+    fn stop(&mut self) -> Result<(), String> {
+        write(DEMOTION, "0")?;
+        write(BALANCING, "0")
     }
 }

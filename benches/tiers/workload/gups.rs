@@ -15,7 +15,7 @@ const CHUNK: usize = 2 * MIB / 8;
 const HOT_CHUNKS: usize = 32;
 /// So many of 256 updates are of the hot set: nine of ten.
 const HOT_OF_256: u64 = 230;
-const UPDATES: usize = 10_000_000;
+const UPDATES: usize = 8_000_000;
 /// The hot set is in so many places, one after the other.
 const PLACES: usize = 2;
 

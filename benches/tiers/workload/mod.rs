@@ -31,6 +31,14 @@ pub(crate) const NAMES: [&str; 9] = [
     "gups", "sqlite", "redis", "zipf", "stream", "uniform", "pagerank", "bfs", "sort",
 ];
 
+/// Why a workload cannot run here: a program of others that is not installed.
+pub(crate) fn missing(name: &str) -> Option<String> {
+    match name {
+        "redis" => redis::program().err(),
+        _ => None,
+    }
+}
+
 /// How large a workload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Size {
@@ -43,18 +51,18 @@ pub(crate) enum Size {
 }
 
 impl Size {
-    /// `normal`, or half of it: still more than the fastest node has.
+    /// `normal`, or three eighths of it: of most still more than the fastest node has.
     const fn memory(self, normal: usize) -> usize {
         match self {
-            Self::Smoke => normal / 2,
+            Self::Smoke => normal / 8 * 3,
             Self::Normal | Self::Long => normal,
         }
     }
 
-    /// The same of a program that works through all of its memory, however little: a 16th.
+    /// The same of a program that works through all of its memory, however little: a 32nd.
     const fn all(self, normal: usize) -> usize {
         match self {
-            Self::Smoke => normal / 16,
+            Self::Smoke => normal / 32,
             Self::Normal | Self::Long => normal,
         }
     }
@@ -82,7 +90,7 @@ pub(crate) struct Done {
 
 /// A program that is measured.
 trait Workload {
-    /// Whose memory it works on: its own, unless it asks a server.
+    /// Whose memory it works on: its own, unless it asks a program of others.
     fn pid(&self) -> u32 {
         std::process::id()
     }

@@ -40,6 +40,12 @@ const PROGRAMS: [&str; 3] = [
     "/usr/bin/redis-check-rdb",
 ];
 
+/// Where the server is, or why there is none.
+pub(super) fn program() -> Result<&'static str, String> {
+    let program = PROGRAMS.into_iter().find(|p| Path::new(p).exists());
+    program.ok_or_else(|| "there is no redis-server here: apt-get install redis-tools".to_owned())
+}
+
 /// A server, its client, and what it should hold.
 pub(super) struct Redis {
     server: Server,
@@ -132,10 +138,7 @@ struct Server {
 
 impl Server {
     fn start() -> io::Result<Self> {
-        let program = PROGRAMS.into_iter().find(|p| Path::new(p).exists());
-        let program = program.ok_or_else(|| {
-            io::Error::other("there is no redis-server here: apt-get install redis-tools")
-        })?;
+        let program = program().map_err(io::Error::other)?;
         let socket = std::env::temp_dir().join(format!("tiers-{}.sock", std::process::id()));
         let mut command = Command::new(program);
         command

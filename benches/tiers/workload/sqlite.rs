@@ -22,7 +22,7 @@ const WIDTHS: usize = 2;
 const HOT_OF_256: u64 = 230;
 /// And so many of 256 change a record.
 const CHANGES_OF_256: u64 = 13;
-const OPERATIONS: usize = 400_000;
+const OPERATIONS: usize = 350_000;
 const LINE: usize = 64;
 
 /// The database and what is to be asked.

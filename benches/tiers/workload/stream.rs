@@ -5,7 +5,7 @@ use super::{Latencies, Size, Workload};
 
 /// Words of each array: 256 MiB.
 const WORDS: usize = 256 << 20 >> 3;
-const PASSES: usize = 8;
+const PASSES: usize = 6;
 const SCALAR: u64 = 3;
 
 /// The arrays.
