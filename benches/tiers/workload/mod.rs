@@ -10,6 +10,7 @@
 //! to the last, before it works. What is hot lies scattered over all of it, so that the node that
 //! fills first gets its share of it, neither more nor less.
 
+mod gc;
 mod graph;
 mod gups;
 mod random;
@@ -27,14 +28,15 @@ use serde::{Deserialize, Serialize};
 use crate::results::Latency;
 
 /// All of them.
-pub(crate) const NAMES: [&str; 9] = [
-    "gups", "sqlite", "redis", "zipf", "stream", "uniform", "pagerank", "bfs", "sort",
+pub(crate) const NAMES: [&str; 10] = [
+    "gups", "sqlite", "redis", "gc", "zipf", "stream", "uniform", "pagerank", "bfs", "sort",
 ];
 
 /// Why a workload cannot run here: a program of others that is not installed.
 pub(crate) fn missing(name: &str) -> Option<String> {
     match name {
         "redis" => redis::program().err(),
+        "gc" => gc::program().err(),
         _ => None,
     }
 }
@@ -108,6 +110,7 @@ fn build(name: &str, size: Size) -> Result<Box<dyn Workload>, String> {
         "uniform" => Box::new(gups::Gups::uniform(size)),
         "sqlite" => Box::new(sqlite::Sqlite::new(size)?),
         "redis" => Box::new(redis::Redis::new(size)?),
+        "gc" => Box::new(gc::Gc::new(size)?),
         "zipf" => Box::new(zipf::Table::new(size)),
         "stream" => Box::new(stream::Triad::new(size)),
         "pagerank" => Box::new(graph::PageRank::new(size)),
