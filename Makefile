@@ -32,7 +32,7 @@ export CARGO
 # What `make bench` runs: smoke, default, latency or full.
 SET ?= default
 
-.PHONY: all build demo test test-long accuracy bench check test-host test-vm setup install uninstall clean help
+.PHONY: all build demo test test-long accuracy bench check test-host test-vm test-bench setup install uninstall clean help
 
 all: build
 
@@ -61,6 +61,7 @@ test:
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory test-host
 	@$(MAKE) --no-print-directory test-vm
+	@$(MAKE) --no-print-directory test-bench
 
 ## test-long: the same with the full figures
 test-long:
@@ -68,6 +69,7 @@ test-long:
 	@$(MAKE) --no-print-directory check
 	@HMKEEPER_LONG=1 $(MAKE) --no-print-directory test-host
 	@$(MAKE) --no-print-directory test-vm VM_ARGS=--long
+	@$(MAKE) --no-print-directory test-bench
 
 ## accuracy: the table of docs/profiling.md: every scenario, every system (two hours)
 accuracy:
@@ -76,7 +78,7 @@ accuracy:
 
 ## bench: programs under this daemon, the kernel's own tiering, and none, on an
 ##        emulated machine with four tiers (docs/benchmarks.md): SET=default takes
-##        a little over an hour, SET=smoke minutes, SET=full days, SET=latency is
+##        under an hour, SET=smoke minutes, SET=full days, SET=latency is
 ##        Redis' percentiles; what is there is not run again
 bench:
 	@scripts/setup vm bench
@@ -98,6 +100,10 @@ test-host:
 ## test-vm: the tests that need one (VM_ARGS: --long, or names of tests)
 test-vm:
 	tests/vm/run-tests $(VM_ARGS)
+
+## test-bench: each workload and each system of `make bench` once, in short: whether they work
+test-bench:
+	benches/tiers/run smoke
 
 ## setup: install what all of this needs (Debian 12 or later)
 setup:
