@@ -89,9 +89,8 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         rows.retain(|r| r.set != set.name || !r.is_disturbed());
     }
     let mut choice = options.choice.clone();
-    for name in set.workloads() {
-        let missing = workload::missing(name).filter(|_| choice.has_workload(name));
-        if let Some(why) = missing {
+    for name in set.wanted(&options.choice) {
+        if let Some(why) = workload::missing(name) {
             println!("{name}: skipped: {why}");
             choice.absent.push(name);
         }

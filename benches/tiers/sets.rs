@@ -91,6 +91,17 @@ impl Set {
         ALL.iter().find(|s| s.name == name)
     }
 
+    /// Workloads that are asked for, also such as the set lacks; else its own.
+    pub(crate) fn wanted(&self, choice: &Choice) -> Vec<&'static str> {
+        let all = if choice.workloads.is_empty() {
+            self.workloads
+        } else {
+            &workload::NAMES
+        };
+        let wanted = all.iter().copied();
+        wanted.filter(|w| choice.has_workload(w)).collect()
+    }
+
     /// What it runs.
     pub(crate) fn workloads(&self) -> impl Iterator<Item = &'static str> {
         self.workloads.iter().copied()
@@ -108,7 +119,7 @@ impl Set {
             .collect();
         let mut jobs = Vec::new();
         for run in 1..=choice.runs.unwrap_or(self.runs) {
-            for &workload in self.workloads.iter().filter(|w| choice.has_workload(w)) {
+            for workload in self.wanted(choice) {
                 for (system, paces) in &systems {
                     let one = |&pace| self.job(workload, system, pace, run);
                     jobs.extend(paces.iter().map(one));
@@ -207,7 +218,7 @@ impl Set {
 /// What of a set is wanted; empty and `None`: all.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Choice {
-    /// Only these workloads
+    /// Only these workloads, also such as the set lacks
     #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
     workloads: Vec<String>,
     /// Only these systems, also such as the set lacks
