@@ -111,6 +111,10 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
         looks: LookRule::Fresh,
         ..default
     };
+    let repeated = ProfilingSettings {
+        looks: LookRule::Repeated,
+        ..default
+    };
     let every = |seconds| ProfilingSettings {
         interval: Nanos::from_secs(seconds),
         ..default
@@ -129,6 +133,7 @@ fn profilers(samples: u64, order: u8) -> Vec<Box<dyn Profiler>> {
     };
     vec![
         ours("hmkeeper", default),
+        ours("repeated-looks", repeated),
         ours("equal-windows", equal),
         ours("fresh-looks", fresh),
         ours("every-5s", every(5)),
