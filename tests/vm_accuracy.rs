@@ -176,6 +176,7 @@ const FIXED: &str = "split = \"fixed\"\nwindows = \"equal\"";
 const SYSTEMS: &[System] = &[
     System::Daemon("hmkeeper", "", INTERVAL),
     System::Daemon("at 1 %", "overhead_limit = 0.01", SHIPPED),
+    System::Daemon("repeated looks", "looks = \"repeated\"", INTERVAL),
     System::Daemon("equal windows", "windows = \"equal\"", INTERVAL),
     System::Daemon("by DAMON", "sampler = \"damon\"", INTERVAL),
     System::Daemon("halves", HALVES, INTERVAL),
