@@ -140,7 +140,7 @@ fn a_jumping_hot_set_is_on_the_fastest_node_within_eight_epochs() {
     // Without the last jump: the estimate and the truth agree.
     let report = turn(&mut epochs);
     let truth = machine.borrow().true_shares(PID)[&NodeId(0)];
-    let estimate = report.targets[0].access_ratio[0];
+    let estimate = report.targets[0].accesses.ratio[0];
     assert!(truth > 0.9, "{truth}");
     assert!((truth - estimate).abs() < 0.1, "{truth} {estimate}");
 }
@@ -569,14 +569,20 @@ fn exported_shares_are_right_where_hot_and_cold_lie_side_by_side() {
     for _ in 0..10 {
         turn(&mut epochs);
     }
+    let truth = machine.borrow().true_shares(PID);
     let mut sums = [0.0; 4];
+    let (mut covered, mut width) = (0, 0.0);
     for _ in 0..20 {
         let report = turn(&mut epochs);
-        for (sum, ratio) in sums.iter_mut().zip(&report.targets[0].access_ratio) {
-            *sum += ratio / 20.0;
+        let told = &report.targets[0].accesses;
+        for (tier, sum) in sums.iter_mut().enumerate() {
+            let node = NodeId(u32::try_from(tier).unwrap());
+            let (low, high) = (told.low[tier], told.high[tier]);
+            *sum += told.ratio[tier] / 20.0;
+            covered += u32::from(low <= truth[&node] && truth[&node] <= high);
+            width += (high - low) / 80.0;
         }
     }
-    let truth = machine.borrow().true_shares(PID);
     for (node, told) in (0..).zip(sums) {
         let truth = truth[&NodeId(node)];
         println!("node {node}: {truth:.3}, told {told:.3}");
@@ -585,4 +591,7 @@ fn exported_shares_are_right_where_hot_and_cold_lie_side_by_side() {
             "node {node}: {truth}, told {told}"
         );
     }
+    println!("{covered} of 80 within bounds, {width:.3} wide on average");
+    assert!(covered >= 72, "{covered} of 80 within bounds");
+    assert!(width < 0.25, "{width}");
 }

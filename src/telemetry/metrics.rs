@@ -57,6 +57,10 @@ metrics! {
         "Movable memory of the target that lies on the tier.";
     ACCESS = Gauge "hmkeeper_tier_access_ratio" ["target", "tier"]
         "Estimated share of the target's accesses that the tier serves: its hit rate.";
+    ACCESS_LOW = Gauge "hmkeeper_tier_access_ratio_low" ["target", "tier"]
+        "What that share is at least, by what samples and accessed bits can tell: nine times out of ten.";
+    ACCESS_HIGH = Gauge "hmkeeper_tier_access_ratio_high" ["target", "tier"]
+        "What that share is at most.";
     FREE = Gauge "hmkeeper_tier_free_bytes" ["tier", "node"]
         "Free memory of the node.";
     PROMOTED = Counter "hmkeeper_promoted_bytes_total" ["target", "from_tier", "to_tier", "reason"]
@@ -220,17 +224,20 @@ fn per_target(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error>
     let names = by_name(&snapshot.report.targets);
     let tiers = &snapshot.tiers;
     let mut resident = Vec::new();
-    let mut access = Vec::new();
+    let mut access = [const { Vec::new() }; 3];
     let mut overhead = Vec::new();
     for (&name, targets) in &names {
         for tier in tiers.ids() {
             let labels = vec![name.to_owned(), tier_name(tiers, tier).to_string()];
             let bytes = targets.iter().filter_map(|t| t.resident.get(tier.index()));
             resident.push((labels.clone(), bytes.map(|b| b.as_f64()).sum()));
-            let ratio = mean(targets, |t| {
-                t.access_ratio.get(tier.index()).copied().unwrap_or(0.0)
-            });
-            access.push((labels, ratio));
+            let shares = |t: &TargetReport| {
+                let of = |shares: &[f64]| shares.get(tier.index()).copied().unwrap_or(0.0);
+                [&t.accesses.ratio, &t.accesses.low, &t.accesses.high].map(|s| of(s))
+            };
+            for (at, series) in access.iter_mut().enumerate() {
+                series.push((labels.clone(), mean(targets, |t| shares(t)[at])));
+            }
         }
         for (kind, share) in [
             ("profiling", mean(targets, |t| t.overhead.profiling)),
@@ -241,7 +248,9 @@ fn per_target(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error>
         }
     }
     page.add(&RESIDENT, resident)?;
-    page.add(&ACCESS, access)?;
+    for (metric, series) in [&ACCESS, &ACCESS_LOW, &ACCESS_HIGH].into_iter().zip(access) {
+        page.add(metric, series)?;
+    }
     page.add(&OVERHEAD, overhead)?;
     let sum = |of: fn(&TargetReport) -> u64| {
         names
@@ -405,10 +414,14 @@ mod tests {
     fn processes_of_one_name_are_one_series() {
         let mut snapshot = snapshot();
         let mut busy = target(1, "db");
-        busy.access_ratio = vec![1.0, 0.0];
+        busy.accesses.ratio = vec![1.0, 0.0];
+        busy.accesses.low = vec![0.8, 0.0];
+        busy.accesses.high = vec![1.0, 0.2];
         busy.overhead.target_cpu = crate::units::Nanos::from_secs(3);
         let mut quiet = target(2, "db");
-        quiet.access_ratio = vec![0.0, 1.0];
+        quiet.accesses.ratio = vec![0.0, 1.0];
+        quiet.accesses.low = vec![0.0, 0.4];
+        quiet.accesses.high = vec![0.6, 1.0];
         quiet.overhead.target_cpu = crate::units::Nanos::from_secs(1);
         snapshot.record(report(2, vec![busy, quiet]));
         let page = render(&snapshot).unwrap();
@@ -417,6 +430,12 @@ mod tests {
             at("hmkeeper_tier_access_ratio{target=\"db\",tier=\"dram0\"}"),
             Some(0.75)
         );
+        // Between 0.6 and 0.9, as each is weighed alike.
+        for (series, want) in [("low", 0.6), ("high", 0.9)] {
+            let series =
+                format!("hmkeeper_tier_access_ratio_{series}{{target=\"db\",tier=\"dram0\"}}");
+            assert!((at(&series).unwrap() - want).abs() < 1e-9, "{series}");
+        }
         assert_eq!(
             at("hmkeeper_tier_resident_bytes{target=\"db\",tier=\"dram0\"}"),
             Some(2.0 * 96.0 * 1_048_576.0)

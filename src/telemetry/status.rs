@@ -19,7 +19,7 @@ use crate::tiering::observation::{Exclusion, TargetKind};
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::{Direction, PageCounts, Reason};
 use crate::tiering::report::{Hold, PauseReason, TargetReport};
-use crate::units::{Bytes, Pid};
+use crate::units::{Bytes, Pid, TierId};
 
 /// The daemon at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -157,6 +157,17 @@ pub struct ShareStatus {
     pub resident_bytes: u64,
     /// Estimated share of its accesses that the tier serves.
     pub access_ratio: f64,
+    /// It is this at least, as far as can be told.
+    #[serde(default)]
+    pub access_ratio_low: f64,
+    /// And this at most.
+    #[serde(default = "all")]
+    pub access_ratio_high: f64,
+}
+
+/// All of the accesses: what an older daemon, which tells no bounds, leaves possible.
+fn all() -> f64 {
+    1.0
 }
 
 /// One way that bytes went.
@@ -318,6 +329,7 @@ impl TargetStatus {
         let table = &snapshot.tiers;
         let name = |tier| tier_name(table, tier).to_string();
         let sum = |direction| totals.map_or(0, |t| t.bytes(direction).0);
+        let share = |of: &[f64], tier: TierId| of.get(tier.index()).copied().unwrap_or(0.0);
         Self {
             name: target.name.to_string(),
             pid: target.pid,
@@ -358,11 +370,9 @@ impl TargetStatus {
                 .map(|tier| ShareStatus {
                     tier: name(tier),
                     resident_bytes: target.resident.get(tier.index()).map_or(0, |b| b.0),
-                    access_ratio: target
-                        .access_ratio
-                        .get(tier.index())
-                        .copied()
-                        .unwrap_or(0.0),
+                    access_ratio: share(&target.accesses.ratio, tier),
+                    access_ratio_low: share(&target.accesses.low, tier),
+                    access_ratio_high: share(&target.accesses.high, tier),
                 })
                 .collect(),
             moves: moves(target, totals, snapshot),

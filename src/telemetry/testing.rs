@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::Snapshot;
 use crate::ports::{FolioPace, SamplerKind};
+use crate::tiering::bounds::Shares;
 use crate::tiering::observation::{EpochCost, Exclusion, NodeUsage, TargetId, TargetKind};
 use crate::tiering::plan::{Direction, PageCounts, Reason};
 use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, TargetReport};
@@ -53,7 +54,11 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
         ],
         allowed_nodes: None,
         resident: vec![Bytes::from_mib(96), Bytes::from_mib(928)],
-        access_ratio: vec![0.912, 0.088],
+        accesses: Shares {
+            ratio: vec![0.912, 0.088],
+            low: vec![0.875, 0.042],
+            high: vec![0.958, 0.125],
+        },
         hot: Bytes::from_mib(100),
         written: Some(Bytes::from_mib(60)),
         regions: 512,

@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 
+use super::bounds::Shares;
 use super::estimates::Estimates;
 use super::governor::{Again, Allotment, Governor, IDLE_LOAD, Terms};
 use super::observation::{Observation, Sample, Tally, TargetId, TargetMap};
@@ -70,6 +71,8 @@ const SAMPLES_MOST: u64 = 1 << 22;
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     cpu: Nanos,
+    /// CPU time that was used for its memory, and in how long.
+    time: accesses::Time,
     /// CPUs that were used for its memory.
     load: f64,
     /// Whether it has memory that may be moved.
@@ -232,7 +235,9 @@ impl Engine {
                 .max((drawn.samples.len() as u64).div_ceil(scans))
         };
         let forget = self.forget_next(seen, &told, allotted.interval);
+        let accesses = self.accesses(seen, &told);
         let ratios = Ratios {
+            accesses,
             told,
             interval: allotted.interval,
             views,
@@ -314,6 +319,7 @@ impl Engine {
 
         let told = Told {
             cpu,
+            time: accesses::Time { cpu: busy, elapsed },
             load: busy.0 as f64 / elapsed.0.max(1) as f64,
             is_watchable: !tracked.map.regions().is_empty(),
             samples: mine.len() as u64,
@@ -495,6 +501,30 @@ impl Engine {
             tracked.sweep(target.id, target.pid, hot, share.max(1), &mut sweeps);
         }
         (drawn, sweeps)
+    }
+
+    /// Which share of each target's accesses each tier serves.
+    fn accesses(&mut self, seen: &Observation, told: &[Told]) -> Vec<Shares> {
+        let mut all = Vec::with_capacity(told.len());
+        for (target, told) in seen.targets.iter().zip(told) {
+            let saturation = self.targets.get_mut(&target.id).map(|t| &mut t.saturation);
+            let mut saturation = saturation.map(std::mem::take).unwrap_or_default();
+            let first = self.pairs.partition_point(|(s, _)| s.target < target.id);
+            let last = self.pairs.partition_point(|(s, _)| s.target <= target.id);
+            let samples = &self.pairs[first..last];
+            let tracked = &self.targets[&target.id];
+            all.push(accesses::shares(
+                self,
+                tracked,
+                samples,
+                told.time,
+                &mut saturation,
+            ));
+            if let Some(tracked) = self.targets.get_mut(&target.id) {
+                tracked.saturation = saturation;
+            }
+        }
+        all
     }
 
     /// Whom to ask what it writes in the next epoch.

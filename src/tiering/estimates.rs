@@ -17,6 +17,9 @@
 //! to smooth values, since with many windows neighbouring counts could swing against each other.
 //! Of three windows that taper by 16 to 1 they are 1, 3.2 and 21.
 //!
+//! What it is off by in spite of that, over all these rates and both ways, is the count's *doubt*:
+//! the mean, by how probable the count is at each.
+//!
 //! **Limits.** Beyond one access or two in the shortest window all counts are full: the sum
 //! says at least so much. Accesses that come in bursts are taken for fewer. What is accessed
 //! in turns, three times per epoch and more, may be taken for a third more; which of
@@ -26,6 +29,7 @@
 //! right to a tenth, and all that windows tell apart to a half; counts of every kind of
 //! memory add up.
 
+use super::bounds::{Fullness, Reading};
 use super::windows;
 
 /// The lowest rate that is fitted.
@@ -36,14 +40,29 @@ const MOST: f64 = 1.5;
 const POINTS: i32 = 40;
 /// Where the first of accesses in turns may fall: as many places.
 const PHASES: u16 = 256;
+/// Accesses in the shortest window up to which full counts are explained by counts one short
+/// of it: about what the ridge and [`MOST`] leave right on average. There it is half of them.
+const TOLD_APART: f64 = 0.7;
+/// A mean count this near to all scans is full.
+const FULL_FROM: f64 = 0.25;
 /// How hard it is held to what it begins with.
 const RIDGE: f64 = 0.03;
 
 /// What counts of scans stand for, one by one.
 #[derive(Clone, Debug)]
 pub struct Estimates {
-    /// Of each number of scans that could tell, from 1 on: of each count, from 1 on.
-    by_known: Vec<Vec<f64>>,
+    /// Of each number of scans that could tell, from 1 on.
+    by_known: Vec<Numbers>,
+}
+
+/// Of so many scans that could tell.
+#[derive(Clone, Debug)]
+struct Numbers {
+    /// Of each count, from 1 on: what it stands for, and how far that is off.
+    counts: Vec<(f64, f64)>,
+    /// Full counts that go with one that is one short of it, at the highest rate that
+    /// is told apart.
+    explains: f64,
 }
 
 impl Estimates {
@@ -59,22 +78,78 @@ impl Estimates {
                 // Which of them could tell is not known.
                 vec![1.0 / f64::from(scans); known.into()]
             };
-            fit(&shares)
+            Numbers::new(&shares)
         });
         Self {
             by_known: by_known.collect(),
         }
     }
 
-    /// Accesses per epoch of what was seen in `accessed` of the `known` scans that could
-    /// tell; `None` if none could.
-    pub fn of(&self, accessed: u8, known: u8) -> Option<f64> {
+    /// What was seen in `accessed` of the `known` scans that could tell says of a page, where
+    /// that is of a folio of so many (as log2); `None` if none could.
+    pub fn reading(&self, accessed: u8, known: u8, order: u8) -> Option<Reading> {
         let last = self.by_known.len().checked_sub(1)?;
-        let counts = &self.by_known[usize::from(known).checked_sub(1)?.min(last)];
-        let Some(at) = usize::from(accessed).checked_sub(1) else {
-            return Some(0.0);
+        let numbers = &self.by_known[usize::from(known).checked_sub(1)?.min(last)];
+        // An access of a huge page is one of one of its pages.
+        let pages = f64::from(1_u32 << order.min(20));
+        let (rate, doubt) = numbers.of(accessed);
+        Some(Reading {
+            rate: rate / pages,
+            least: numbers.of(1).0 / pages,
+            doubt: doubt / pages,
+            fullness: if accessed >= known {
+                Fullness::Full
+            } else if accessed + 1 == known {
+                Fullness::Almost(numbers.explains)
+            } else {
+                Fullness::Less
+            },
+        })
+    }
+
+    /// The same of a page that had such a mean count when it was last looked at, and is held
+    /// to be accessed so often.
+    pub fn remembered(&self, count: f64, rate: f64) -> Reading {
+        let scans = self.by_known.len() as f64;
+        let (number, doubt) = self.by_known.last().map_or((0.0, 0.0), |n| n.of(1));
+        Reading {
+            rate,
+            least: number,
+            // As that of the lowest count.
+            doubt: if number > 0.0 {
+                rate * doubt / number
+            } else {
+                0.0
+            },
+            fullness: if count > scans - FULL_FROM {
+                Fullness::Full
+            } else {
+                Fullness::Less
+            },
+        }
+    }
+}
+
+impl Numbers {
+    fn new(shares: &[f64]) -> Self {
+        let shortest = shares.iter().copied().fold(1.0, f64::min);
+        let counts = by_chance(shares, TOLD_APART / shortest);
+        let [.., almost, full] = counts[..] else {
+            unreachable!("there is a scan")
         };
-        counts.get(at).or(counts.last()).copied()
+        Self {
+            counts: fit(shares),
+            explains: full / almost,
+        }
+    }
+
+    /// What a count stands for, and how far that is off.
+    fn of(&self, accessed: u8) -> (f64, f64) {
+        let Some(at) = usize::from(accessed).checked_sub(1) else {
+            return (0.0, 0.0);
+        };
+        let counts = &self.counts;
+        (counts.get(at).or(counts.last()).copied()).unwrap_or((0.0, 0.0))
     }
 }
 
@@ -110,8 +185,8 @@ fn in_turns(shares: &[f64], rate: f64) -> Vec<f64> {
     all
 }
 
-/// The number of each count, from 1 on.
-fn fit(shares: &[f64]) -> Vec<f64> {
+/// The number of each count, from 1 on, and how far it is off.
+fn fit(shares: &[f64]) -> Vec<(f64, f64)> {
     let n = shares.len();
     let shortest = shares.iter().copied().fold(1.0, f64::min);
     let most = MOST / shortest;
@@ -121,7 +196,7 @@ fn fit(shares: &[f64]) -> Vec<f64> {
         .collect();
     let step = (most / LEAST).ln() / f64::from(POINTS - 1);
     let rates = (0..POINTS).map(|i| LEAST * (step * f64::from(i)).exp());
-    let rows: Vec<Vec<f64>> = rates
+    let rows: Vec<(Vec<f64>, f64)> = rates
         .flat_map(|rate| {
             // In turns, all that is accessed in each of the windows looks the same.
             let in_turns = (rate * shortest <= 1.0).then(|| in_turns(shares, rate));
@@ -130,25 +205,47 @@ fn fit(shares: &[f64]) -> Vec<f64> {
         })
         .map(|(rate, counts)| {
             let row = counts[1..].iter().zip(&begin);
-            row.map(|(p, begin)| p * begin / rate).collect()
+            (row.map(|(p, begin)| p * begin / rate).collect(), rate)
         })
         .collect();
     // The normal equations, of factors on what they begin with; the last column is the
     // right-hand side.
     let mut equations: Vec<Vec<f64>> = (0..n)
         .map(|i| {
-            let product = |j: usize| rows.iter().map(|row| row[i] * row[j]).sum::<f64>();
+            let product = |j: usize| rows.iter().map(|(row, _)| row[i] * row[j]).sum::<f64>();
             let mut equation: Vec<f64> = (0..n).map(product).collect();
             equation[i] += RIDGE;
-            equation.push(rows.iter().map(|row| row[i]).sum::<f64>() + RIDGE);
+            equation.push(rows.iter().map(|(row, _)| row[i]).sum::<f64>() + RIDGE);
             equation
         })
         .collect();
     solve(&mut equations);
-    let factors = equations.iter().map(|equation| equation[n]);
-    factors
-        .zip(begin)
-        .map(|(x, begin)| (x * begin).max(0.0))
+    let factors: Vec<f64> = equations
+        .iter()
+        .map(|equation| equation[n].max(0.0))
+        .collect();
+    // Of each row how far it is from right, and then of each count that of the rows in which it
+    // is met.
+    let off = |row: &[f64]| {
+        let found: f64 = row.iter().zip(&factors).map(|(p, x)| p * x).sum();
+        (found - 1.0).abs()
+    };
+    let mut met = vec![(0.0, 0.0); n];
+    for (row, rate) in &rows {
+        let off = off(row);
+        for ((sum, all), (p, begin)) in met.iter_mut().zip(row.iter().zip(&begin)) {
+            let probable = p * rate / begin;
+            *sum += probable * off;
+            *all += probable;
+        }
+    }
+    let doubts = met
+        .into_iter()
+        .map(|(sum, all): (f64, f64)| sum / all.max(f64::MIN_POSITIVE));
+    let numbers = factors.iter().zip(&begin).map(|(x, begin)| x * begin);
+    numbers
+        .zip(doubts)
+        .map(|(number, doubt)| (number, number * doubt))
         .collect()
 }
 
@@ -179,12 +276,18 @@ mod tests {
 
     use super::*;
 
+    /// What such a count stands for.
+    fn of(estimates: &Estimates, accessed: u8, known: u8) -> Option<f64> {
+        let reading = estimates.reading(accessed, known, 0);
+        reading.map(|reading| reading.rate)
+    }
+
     /// What the estimate is on average of memory whose counts are so probable.
     fn mean(estimates: &Estimates, counts: &[f64]) -> f64 {
         let known = u8::try_from(counts.len() - 1).unwrap();
         (0..)
             .zip(counts)
-            .map(|(k, p): (u8, &f64)| p * estimates.of(k, known).unwrap())
+            .map(|(k, p): (u8, &f64)| p * of(estimates, k, known).unwrap())
             .sum()
     }
 
@@ -217,10 +320,27 @@ mod tests {
     #[test]
     fn what_could_not_be_told_says_nothing() {
         let estimates = Estimates::new(16.0, 3);
-        assert_eq!(estimates.of(0, 0), None);
-        assert_eq!(estimates.of(0, 3), Some(0.0));
+        assert_eq!(of(&estimates, 0, 0), None);
+        assert_eq!(of(&estimates, 0, 3), Some(0.0));
         // One that was looked at once, in a third of the epoch.
-        assert!((2.0..4.0).contains(&estimates.of(1, 1).unwrap()));
+        assert!((2.0..4.0).contains(&of(&estimates, 1, 1).unwrap()));
+    }
+
+    #[test]
+    fn doubts_are_small_where_windows_tell_rates_apart() {
+        let estimates = Estimates::new(16.0, 3);
+        for (accessed, most) in [(0, 0.01), (1, 0.15), (2, 0.3), (3, 0.6)] {
+            let reading = estimates.reading(accessed, 3, 0).unwrap();
+            let off = reading.doubt / reading.rate.max(1e-9);
+            println!("{accessed}: {:.2}, off by {off:.3}", reading.rate);
+            assert!(off <= most, "{accessed}: {off}");
+        }
+        // Of a huge page it is one of 512.
+        let huge = estimates.reading(3, 3, 9).unwrap();
+        let small = estimates.reading(3, 3, 0).unwrap();
+        assert!((huge.rate * 512.0 - small.rate).abs() < 1e-9);
+        assert_eq!(small.fullness, Fullness::Full);
+        assert_eq!(estimates.reading(1, 3, 0).unwrap().fullness, Fullness::Less);
     }
 
     proptest! {
@@ -247,7 +367,7 @@ mod tests {
         #[test]
         fn numbers_are_sane(scans in 1_u8..=20, span in 1.0_f64..1e4, accessed: u8, known: u8) {
             let estimates = Estimates::new(span, scans);
-            let told = estimates.of(accessed, known);
+            let told = of(&estimates, accessed, known);
             prop_assert_eq!(told.is_none(), known == 0);
             prop_assert!(told.is_none_or(|rate| rate.is_finite() && rate >= 0.0));
         }

@@ -1,6 +1,7 @@
 //! All decisions, and nothing but decisions: no I/O, no clock, no global
 //! state. Time and randomness are passed in.
 
+pub mod bounds;
 pub mod engine;
 pub mod estimates;
 pub mod governor;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::bounds::Shares;
 use super::observation::{EpochCost, Exclusion, NodeUsage, TargetId, TargetKind};
 use super::pageout::PagingRest;
 use super::plan::{Direction, PageCounts, Reason};
@@ -128,9 +129,8 @@ pub struct TargetReport {
     pub allowed_nodes: Option<Vec<NodeId>>,
     /// Present bytes on each tier.
     pub resident: Vec<Bytes>,
-    /// Estimated share of its accesses that each tier serves; sums to 1
-    /// unless nothing was seen accessed.
-    pub access_ratio: Vec<f64>,
+    /// Estimated share of its accesses that each tier serves, and between what it is.
+    pub accesses: Shares,
     /// Bytes of the regions whose hotness is at least half of the scans.
     pub hot: Bytes,
     /// Bytes present that are written in an epoch; `None` when that was never asked.

@@ -126,10 +126,13 @@ impl TargetStatus {
         for share in tiers {
             writeln!(
                 out,
-                "  {:<16} {:>10} {:>10}",
+                "  {:<16} {:>10} {:>10} ({:.0}..{:.0})",
                 cut(&share.tier, 16),
                 Bytes(share.resident_bytes),
-                percent(share.access_ratio)
+                percent(share.access_ratio),
+                // Outwards: what is told to lie between does so.
+                (share.access_ratio_low * 100.0).floor(),
+                (share.access_ratio_high * 100.0).ceil()
             )?;
         }
         self.write_left_alone(out)?;
@@ -272,8 +275,8 @@ db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed
   writes 60.0 MiB in an epoch
   costs it 1.7 % of its CPU time: profiling 1.2 %, migration 0.4 %, own share 0.1 %; limit 5.0 %
   TIER               RESIDENT   ACCESSES
-  dram0              96.0 MiB     91.2 %
-  cxl1              928.0 MiB      8.8 %
+  dram0              96.0 MiB     91.2 % (87..96)
+  cxl1              928.0 MiB      8.8 % (4..13)
   NOT MOVED             BYTES  WHY, AND WHAT WOULD CHANGE THAT
   file                3.0 MiB  of files, such as programs; anonymous memory is moved
   locked              5.0 MiB  mlocked by its program; `move_locked = true` of the target moves it

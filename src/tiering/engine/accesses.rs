@@ -8,88 +8,146 @@
 //! **Approach.** Samples know the node of their page. So each region is taken node by node:
 //! the mean of what its samples there stand for ([`Estimates`]), times its pages there. A node
 //! without a sample has the region's mean, a region without one what was known of it last.
+//! Between which bounds that may be wrong is told by [`bounds`].
 //!
 //! [`Estimates`]: crate::tiering::estimates::Estimates
 
 use super::Engine;
+use super::tracked::Tracked;
+use crate::tiering::bounds::{self, Limit, Mean, Reading, Saturation, Shares, Strata};
 use crate::tiering::observation::{Sample, Tally};
-use crate::tiering::region::{Region, RegionMap};
-use crate::units::NodeId;
+use crate::tiering::region::Region;
+use crate::tiering::tier::LOCAL_LATENCY;
+use crate::units::{Bandwidth, Nanos, NodeId};
 
-/// What samples told, added up.
+/// What the samples of one region say: all of them, and node by node.
+#[derive(Default)]
+struct Gathered {
+    all: Mean,
+    on: Vec<(NodeId, Mean)>,
+}
+
+/// What a target could do in an epoch: CPU time for its memory, and how long the epoch was.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
-    samples: u32,
-    rate: f64,
+pub(super) struct Time {
+    pub(super) cpu: Nanos,
+    pub(super) elapsed: Nanos,
 }
 
-impl Sum {
-    fn add(&mut self, rate: f64) {
-        self.samples += 1;
-        self.rate += rate;
-    }
-
-    fn mean(self) -> Option<f64> {
-        (self.samples > 0).then(|| self.rate / f64::from(self.samples))
-    }
-}
-
-/// Of each tier, by its place in the table; sums to 1, or all 0 if nothing was accessed.
-/// `samples` are the target's, sorted.
-pub(super) fn shares(engine: &Engine, map: &RegionMap, samples: &[(Sample, Tally)]) -> Vec<f64> {
-    let mut accesses = vec![0.0; engine.tiers.tiers().len()];
+/// The shares with their bounds. `samples` are the target's, sorted; of `saturation` see
+/// there.
+pub(super) fn shares(
+    engine: &Engine,
+    tracked: &Tracked,
+    samples: &[(Sample, Tally)],
+    time: Time,
+    saturation: &mut Saturation,
+) -> Shares {
+    let tiers = engine.tiers.tiers().len();
+    let scans = engine.settings.profiling.scans;
+    let mut strata = Strata::new(tiers);
     let mut rest = samples;
-    let mut on: Vec<(NodeId, Sum)> = Vec::new();
-    for region in map.regions() {
+    let mut gathered = Gathered::default();
+    for region in tracked.map.regions() {
         let range = region.range();
         let begin = rest.partition_point(|(s, _)| s.addr < range.start());
         let end = rest.partition_point(|(s, _)| s.addr < range.end());
-        let all = gather(engine, &rest[begin..end], &mut on);
+        let class = bounds::class_of(before(engine, region), scans);
+        gather(engine, &rest[begin..end], class, &mut gathered, &mut strata);
         rest = &rest[end..];
-        let mean = all.mean().unwrap_or_else(|| known(engine, region));
+        if gathered.all.is_empty() {
+            gathered.all.add(&known(engine, region));
+        }
         for (node, pages) in region.pages().iter() {
             let Some(tier) = engine.tiers.tier_of(node) else {
                 continue;
             };
-            let there = on.iter().find(|(n, _)| *n == node);
-            let rate = there.and_then(|(_, sum)| sum.mean()).unwrap_or(mean);
-            accesses[tier.index()] += pages as f64 * rate;
+            let there = gathered.on.iter().find(|(n, _)| *n == node);
+            let mean = there.map_or(&gathered.all, |(_, mean)| mean);
+            strata.memory(class, tier.index(), pages, mean);
         }
     }
-    let total: f64 = accesses.iter().sum();
-    if total > 0.0 {
-        for share in &mut accesses {
-            *share /= total;
-        }
-    }
-    accesses
+    saturation.learn(&strata);
+    bounds::shares(&strata, saturation, &limits(engine, tracked, time))
 }
 
-/// Adds up what samples tell, in accesses of a page of 4 KiB: all together, and node by node.
-fn gather(engine: &Engine, samples: &[(Sample, Tally)], on: &mut Vec<(NodeId, Sum)>) -> Sum {
-    on.clear();
-    let mut all = Sum::default();
+/// Adds up what samples tell of a page of 4 KiB.
+fn gather(
+    engine: &Engine,
+    samples: &[(Sample, Tally)],
+    class: usize,
+    gathered: &mut Gathered,
+    strata: &mut Strata,
+) {
+    gathered.on.clear();
+    gathered.all = Mean::default();
     for (_, tally) in samples {
-        let Some(rate) = engine.estimates.of(tally.accessed, tally.known) else {
+        let (accessed, known) = (tally.accessed, tally.known);
+        let Some(reading) = engine.estimates.reading(accessed, known, tally.order) else {
             continue;
         };
-        // An access of a huge page is one of one of its pages.
-        let rate = rate / f64::from(1_u32 << tally.order.min(20));
-        all.add(rate);
+        gathered.all.add(&reading);
         let Some(node) = tally.node else { continue };
-        if let Some((_, sum)) = on.iter_mut().find(|(n, _)| *n == node) {
-            sum.add(rate);
+        if let Some(tier) = engine.tiers.tier_of(node) {
+            strata.sample(class, tier.index(), &reading);
+        }
+        if let Some((_, mean)) = gathered.on.iter_mut().find(|(n, _)| *n == node) {
+            mean.add(&reading);
         } else {
-            let mut sum = Sum::default();
-            sum.add(rate);
-            on.push((node, sum));
+            let mut mean = Mean::default();
+            mean.add(&reading);
+            gathered.on.push((node, mean));
         }
     }
-    all
 }
 
-/// By what was known of it last.
-fn known(engine: &Engine, region: &Region) -> f64 {
+/// The mean count that a region had before this epoch's was folded in; where an average
+/// does not reach back that far, in the epoch before.
+fn before(engine: &Engine, region: &Region) -> f64 {
+    let ema = f64::from(engine.policy.ema());
+    let (now, latest) = (f64::from(region.hotness()), f64::from(region.latest()));
+    if !region.is_fresh() {
+        now
+    } else if ema < 1.0 {
+        (now - ema * latest) / (1.0 - ema)
+    } else {
+        f64::from(region.previous())
+    }
+}
+
+/// What was known of it last, as a sample would say it.
+fn known(engine: &Engine, region: &Region) -> Reading {
     let count = f64::from(region.latest());
-    region.per_page(engine.rates.of(count))
+    let rate = region.per_page(engine.rates.of(count));
+    engine.estimates.remembered(count, rate)
+}
+
+/// What each tier can serve at most.
+fn limits(engine: &Engine, tracked: &Tracked, time: Time) -> Vec<Limit> {
+    let tiers = &engine.tiers;
+    let runs_on = |node: NodeId| {
+        let mut shares = tracked.view_share.iter();
+        shares.any(|&(n, share)| n == node && share > 0.0)
+    };
+    let anywhere = !tiers.paths().iter().any(|path| runs_on(path.from));
+    let ways = |node: NodeId| {
+        let all = tiers.paths().iter().filter(move |path| path.to == node);
+        all.filter(move |path| anywhere || runs_on(path.from))
+    };
+    let limit = |nodes: &[NodeId]| {
+        let ways = || nodes.iter().flat_map(|&node| ways(node));
+        let latency = ways().map(|way| way.latency.value).min();
+        // Where it is not known of each way it is not known.
+        let bandwidth = ways().try_fold(0_u64, |sum, way| {
+            way.bandwidth.map(|b| sum.saturating_add(b.value.0))
+        });
+        let bandwidth = bandwidth.filter(|&sum| sum > 0).map(Bandwidth);
+        Limit::new(
+            time.cpu,
+            latency.unwrap_or(LOCAL_LATENCY),
+            time.elapsed,
+            bandwidth,
+        )
+    };
+    tiers.tiers().iter().map(|t| limit(&t.nodes)).collect()
 }

@@ -153,6 +153,7 @@ impl Engine {
             #[allow(clippy::cast_possible_truncation)]
             let restated = |count: f32| wanted.count(rates.of(f64::from(count))) as f32;
             tracked.map.restate(restated);
+            tracked.saturation.forget();
         }
         self.rates = wanted;
         self.estimates = Estimates::new(self.span.get(), self.settings.profiling.scans);

@@ -1,6 +1,7 @@
 //! The report of one step.
 
-use super::{Engine, Told, accesses};
+use super::{Engine, Told};
+use crate::tiering::bounds::Shares;
 use crate::tiering::governor::Again;
 use crate::tiering::observation::{Observation, TargetMap};
 use crate::tiering::pageout::PagingRest;
@@ -13,6 +14,7 @@ use crate::units::{Bytes, Nanos, TierId};
 /// What a step found out, one entry per target of the observation.
 pub(super) struct Ratios<'a> {
     pub(super) told: Vec<Told>,
+    pub(super) accesses: Vec<Shares>,
     pub(super) interval: Nanos,
     pub(super) views: Vec<TierView>,
     pub(super) paused: Vec<Option<PauseReason>>,
@@ -31,9 +33,6 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
             let told = &ratios.told[i];
             let map = &engine.targets[&target.id].map;
             let survey = survey(&engine.tiers, map, (scans, engine.epoch));
-            let first = engine.pairs.partition_point(|(s, _)| s.target < target.id);
-            let last = engine.pairs.partition_point(|(s, _)| s.target <= target.id);
-            let access_ratio = accesses::shares(engine, map, &engine.pairs[first..last]);
             let flows = flows(&engine.tiers, target, seen, ratios.moves);
             let pages = pages(target, seen);
             let share = |part: u64, whole: u64, alone: f64| {
@@ -74,7 +73,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 held: [(Hold::Shared, survey.shared), (Hold::Pinned, survey.kept)],
                 allowed_nodes: target.allowed_nodes.clone(),
                 resident: survey.resident,
-                access_ratio,
+                accesses: ratios.accesses[i].clone(),
                 hot: survey.hot,
                 written: survey.written,
                 regions: map.regions().len() as u64,

@@ -139,7 +139,7 @@ fn hot_memory_is_promoted_and_the_report_says_why() {
     );
     assert_eq!(flow.reason, crate::tiering::plan::Reason::Hot);
     // All accesses were seen on the slow tier.
-    assert_eq!(target.access_ratio, [0.0, 1.0]);
+    assert_eq!(target.accesses.ratio, [0.0, 1.0]);
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn what_moved_is_known_at_once_and_not_moved_again() {
     let target = &plan.report.targets[0];
     assert_eq!(target.resident, [Bytes::from_mib(2), Bytes::from_mib(6)]);
     assert_eq!(target.flows[0].moved, Bytes::from_mib(2));
-    assert_eq!(target.access_ratio, [1.0, 0.0]);
+    assert_eq!(target.accesses.ratio, [1.0, 0.0]);
 }
 
 #[test]
