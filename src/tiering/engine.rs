@@ -126,7 +126,7 @@ impl Engine {
             policy: policy::build(&settings.policy),
             rates: rates(span, &settings.profiling),
             coverage: coverage(span, &settings.profiling),
-            estimates: Estimates::new(span.get(), settings.profiling.scans),
+            estimates: estimates(span, &settings.profiling),
             span,
             settings,
             tiers,
@@ -555,6 +555,11 @@ impl Engine {
 /// What counts stand for.
 fn rates(span: Span, profiling: &ProfilingSettings) -> Rates {
     Rates::new(span.get(), profiling.scans, profiling.look_rule())
+}
+
+/// The same of counts of single samples.
+fn estimates(span: Span, profiling: &ProfilingSettings) -> Estimates {
+    Estimates::new(span.get(), profiling.scans, profiling.look_rule())
 }
 
 /// What samples weigh that were looked at in some scans only. Where what surprises is looked

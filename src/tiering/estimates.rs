@@ -15,7 +15,8 @@
 //! the number `f(k)`, none for none, with which `Σ P(k, r) f(k)` comes next to `r`, relative to it,
 //! for both, over all rates that the windows tell apart: linear least squares, hardly held (ridge)
 //! to smooth values, since with many windows neighbouring counts could swing against each other.
-//! Of three windows that taper by 16 to 1 they are 1, 3.2 and 21.
+//! Of three windows that taper by 16 to 1 they are 1, 3.2 and 21. Where what is idle in the first
+//! window is not looked at again ([`LookRule::Sequential`]), `P` is another.
 //!
 //! What it is off by in spite of that, over all these rates and both ways, is the count's *doubt*:
 //! the mean, by how probable the count is at each.
@@ -30,6 +31,7 @@
 //! memory add up.
 
 use super::bounds::{Fullness, Reading};
+use super::settings::LookRule;
 use super::windows;
 
 /// The lowest rate that is fitted.
@@ -66,19 +68,20 @@ struct Numbers {
 }
 
 impl Estimates {
-    /// Of so many scans in windows of such a span.
-    pub fn new(span: f64, scans: u8) -> Self {
+    /// Of so many scans in windows of such a span, which choose by this rule what to look at.
+    pub fn new(span: f64, scans: u8, rule: LookRule) -> Self {
         let scans = scans.max(1);
         let by_known = (1..=scans).map(|known| {
-            let shares: Vec<f64> = if known == scans {
-                (0..scans)
+            let shares: Vec<f64> = if known == scans || rule == LookRule::Sequential {
+                // What was looked at later had the last ones.
+                (scans - known..scans)
                     .map(|scan| windows::share(span, scans, scan))
                     .collect()
             } else {
                 // Which of them could tell is not known.
                 vec![1.0 / f64::from(scans); known.into()]
             };
-            Numbers::new(&shares)
+            Numbers::new(&shares, rule)
         });
         Self {
             by_known: by_known.collect(),
@@ -131,14 +134,14 @@ impl Estimates {
 }
 
 impl Numbers {
-    fn new(shares: &[f64]) -> Self {
+    fn new(shares: &[f64], rule: LookRule) -> Self {
         let shortest = shares.iter().copied().fold(1.0, f64::min);
-        let counts = by_chance(shares, TOLD_APART / shortest);
+        let counts = by_chance(shares, rule, TOLD_APART / shortest);
         let [.., almost, full] = counts[..] else {
             unreachable!("there is a scan")
         };
         Self {
-            counts: fit(shares),
+            counts: fit(shares, rule),
             explains: full / almost,
         }
     }
@@ -154,31 +157,40 @@ impl Numbers {
 }
 
 /// How probable each count is, from none on, of what is accessed by chance.
-fn by_chance(shares: &[f64], rate: f64) -> Vec<f64> {
+fn by_chance(shares: &[f64], rule: LookRule, rate: f64) -> Vec<f64> {
     let mut all = vec![1.0];
-    for share in shares {
+    let mut idle = 0.0;
+    for (scan, share) in shares.iter().enumerate() {
         let seen = 1.0 - (-rate * share).exp();
         all.push(0.0);
         for k in (0..all.len()).rev() {
             let below = if k > 0 { all[k - 1] } else { 0.0 };
             all[k] = all[k] * (1.0 - seen) + below * seen;
         }
+        if scan == 0 && rule == LookRule::Sequential {
+            // Not looked at again.
+            idle = std::mem::take(&mut all[0]);
+        }
     }
+    all[0] += idle;
     all
 }
 
 /// The same of what is accessed at equal intervals, in windows that follow each other,
 /// wherever the first access falls.
-fn in_turns(shares: &[f64], rate: f64) -> Vec<f64> {
+fn in_turns(shares: &[f64], rule: LookRule, rate: f64) -> Vec<f64> {
     let mut all = vec![0.0; shares.len() + 1];
     for phase in 0..PHASES {
         // In intervals between two accesses, the first of which is at 0.
         let mut end = -(f64::from(phase) + 0.5) / f64::from(PHASES);
         let mut count = 0;
-        for share in shares {
+        for (scan, share) in shares.iter().enumerate() {
             let begin = end;
             end += share * rate;
             count += usize::from(begin.ceil() < end);
+            if scan == 0 && count == 0 && rule == LookRule::Sequential {
+                break;
+            }
         }
         all[count] += 1.0 / f64::from(PHASES);
     }
@@ -186,7 +198,7 @@ fn in_turns(shares: &[f64], rate: f64) -> Vec<f64> {
 }
 
 /// The number of each count, from 1 on, and how far it is off.
-fn fit(shares: &[f64]) -> Vec<(f64, f64)> {
+fn fit(shares: &[f64], rule: LookRule) -> Vec<(f64, f64)> {
     let n = shares.len();
     let shortest = shares.iter().copied().fold(1.0, f64::min);
     let most = MOST / shortest;
@@ -199,8 +211,8 @@ fn fit(shares: &[f64]) -> Vec<(f64, f64)> {
     let rows: Vec<(Vec<f64>, f64)> = rates
         .flat_map(|rate| {
             // In turns, all that is accessed in each of the windows looks the same.
-            let in_turns = (rate * shortest <= 1.0).then(|| in_turns(shares, rate));
-            let ways = [Some(by_chance(shares, rate)), in_turns];
+            let in_turns = (rate * shortest <= 1.0).then(|| in_turns(shares, rule, rate));
+            let ways = [Some(by_chance(shares, rule, rate)), in_turns];
             ways.into_iter().flatten().map(move |counts| (rate, counts))
         })
         .map(|(rate, counts)| {
@@ -293,21 +305,29 @@ mod tests {
 
     #[test]
     fn three_windows_are_right_on_average() {
-        for span in [1.0, 16.0, 64.0] {
-            let estimates = Estimates::new(span, 3);
+        let spans = [1.0, 16.0, 64.0].map(|span| (span, LookRule::Repeated));
+        let others = [16.0, 64.0].map(|span| (span, LookRule::Sequential));
+        for (span, rule) in spans.into_iter().chain(others) {
+            let estimates = Estimates::new(span, 3, rule);
             let shares: Vec<f64> = (0..3).map(|scan| windows::share(span, 3, scan)).collect();
             let most = 0.6 / shares[2];
             for rate in [0.02, 0.1, 0.3, 1.0, 2.0, 3.0, most] {
-                let found = mean(&estimates, &by_chance(&shares, rate)) / rate;
+                let found = mean(&estimates, &by_chance(&shares, rule, rate)) / rate;
                 assert!((0.7..1.1).contains(&found), "{span}: {rate} {found}");
                 assert!(
                     span < 2.0 || rate > 2.0 || found > 0.9,
                     "{span}: {rate} {found}"
                 );
                 if rate * shares[2] <= 1.0 {
-                    let found = mean(&estimates, &in_turns(&shares, rate)) / rate;
+                    let found = mean(&estimates, &in_turns(&shares, rule, rate)) / rate;
                     assert!((0.75..1.5).contains(&found), "{span}: {rate} {found}");
-                    let is_close = (0.9..1.1).contains(&found);
+                    // The shorter the windows after it, the less the first one leaves them.
+                    let least = if rule == LookRule::Sequential {
+                        0.85
+                    } else {
+                        0.9
+                    };
+                    let is_close = (least..1.1).contains(&found);
                     assert!(
                         span < 2.0 || rate > 2.0 || is_close,
                         "{span}: {rate} {found}"
@@ -319,7 +339,7 @@ mod tests {
 
     #[test]
     fn what_could_not_be_told_says_nothing() {
-        let estimates = Estimates::new(16.0, 3);
+        let estimates = Estimates::new(16.0, 3, LookRule::Repeated);
         assert_eq!(of(&estimates, 0, 0), None);
         assert_eq!(of(&estimates, 0, 3), Some(0.0));
         // One that was looked at once, in a third of the epoch.
@@ -328,7 +348,7 @@ mod tests {
 
     #[test]
     fn doubts_are_small_where_windows_tell_rates_apart() {
-        let estimates = Estimates::new(16.0, 3);
+        let estimates = Estimates::new(16.0, 3, LookRule::Sequential);
         for (accessed, most) in [(0, 0.01), (1, 0.15), (2, 0.3), (3, 0.6)] {
             let reading = estimates.reading(accessed, 3, 0).unwrap();
             let off = reading.doubt / reading.rate.max(1e-9);
@@ -349,24 +369,25 @@ mod tests {
         /// Hot and cold memory together: the sum is that of both.
         #[test]
         fn sums_are_right_whatever_is_mixed(
-            scans in 2_u8..20, span in 1.0_f64..200.0,
+            scans in 2_u8..20, span in 1.0_f64..200.0, is_sequential: bool,
             parts in proptest::collection::vec((0.0_f64..1.0, 0.02_f64..1.0), 1..6),
         ) {
-            let estimates = Estimates::new(span, scans);
+            let rule = if is_sequential { LookRule::Sequential } else { LookRule::Repeated };
+            let estimates = Estimates::new(span, scans, rule);
             let shares: Vec<f64> = (0..scans).map(|s| windows::share(span, scans, s)).collect();
             let most = 1.0 / shares[usize::from(scans) - 1];
             let (mut true_sum, mut found) = (0.0, 0.0);
             for (weight, level) in parts {
                 let rate = LEAST * (most / LEAST).powf(level);
                 true_sum += weight * rate;
-                found += weight * mean(&estimates, &by_chance(&shares, rate));
+                found += weight * mean(&estimates, &by_chance(&shares, rule, rate));
             }
             prop_assert!(found <= 1.2 * true_sum && found >= 0.6 * true_sum, "{found} {true_sum}");
         }
 
         #[test]
         fn numbers_are_sane(scans in 1_u8..=20, span in 1.0_f64..1e4, accessed: u8, known: u8) {
-            let estimates = Estimates::new(span, scans);
+            let estimates = Estimates::new(span, scans, LookRule::Sequential);
             let told = of(&estimates, accessed, known);
             prop_assert_eq!(told.is_none(), known == 0);
             prop_assert!(told.is_none_or(|rate| rate.is_finite() && rate >= 0.0));

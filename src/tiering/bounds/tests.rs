@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::tiering::estimates::Estimates;
 use crate::tiering::rng::Rng;
+use crate::tiering::settings::LookRule;
 use crate::tiering::windows;
 
 const SCANS: u8 = 3;
@@ -50,7 +51,7 @@ struct Looks {
 impl Looks {
     fn new(seed: u64) -> Self {
         Self {
-            estimates: Estimates::new(windows::SPAN, SCANS),
+            estimates: Estimates::new(windows::SPAN, SCANS, LookRule::Repeated),
             saturation: Saturation::default(),
             rng: Rng::new(seed),
         }

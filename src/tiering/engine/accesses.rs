@@ -81,7 +81,12 @@ fn gather(
 ) {
     gathered.on.clear();
     gathered.all = Mean::default();
-    for (_, tally) in samples {
+    // One that was looked at in short windows only is right on average, too, but says little
+    // beside one that was looked at in all.
+    let whole = engine.settings.profiling.scans;
+    let is_told = samples.iter().any(|(_, tally)| tally.known >= whole);
+    let telling = |tally: &Tally| tally.known >= whole || !is_told;
+    for (_, tally) in samples.iter().filter(|(_, tally)| telling(tally)) {
         let (accessed, known) = (tally.accessed, tally.known);
         let Some(reading) = engine.estimates.reading(accessed, known, tally.order) else {
             continue;

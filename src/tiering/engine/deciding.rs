@@ -1,7 +1,6 @@
 //! What the policy is shown and asked.
 
 use super::{BLIND_EPOCHS, Engine, Told};
-use crate::tiering::estimates::Estimates;
 use crate::tiering::observation::{NodeUsage, Observation, TargetId};
 use crate::tiering::plan::{Move, PageCounts, Reason};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
@@ -148,6 +147,7 @@ impl Engine {
         let profiling = &self.settings.profiling;
         let wanted = super::rates(self.span, profiling);
         self.coverage = super::coverage(self.span, profiling);
+        self.estimates = super::estimates(self.span, profiling);
         let rates = &self.rates;
         for tracked in self.targets.values_mut() {
             #[allow(clippy::cast_possible_truncation)]
@@ -156,7 +156,6 @@ impl Engine {
             tracked.saturation.forget();
         }
         self.rates = wanted;
-        self.estimates = Estimates::new(self.span.get(), self.settings.profiling.scans);
     }
 
     /// What targets have or could have on the nodes that are fastest for any of them.
