@@ -463,7 +463,8 @@ impl Engine {
             match (profiling.placement, profiling.split) {
                 (Placement::Random, _) => sampling::deal_at_random(map, quota, &mut self.rng),
                 (Placement::Aimed, SplitRule::Edges) => {
-                    sampling::deal_to_edges(map, (quota, scouts > 0), self.epoch, thresholds);
+                    let scouts = quota * scouts;
+                    sampling::deal_to_edges(map, (quota, scouts), self.epoch, thresholds);
                 }
                 (Placement::Aimed, SplitRule::Halves | SplitRule::Fixed) => {
                     sampling::deal(map, quota, self.epoch);

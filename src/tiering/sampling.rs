@@ -109,11 +109,11 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
 /// Deals `total` samples out to the regions where the hotness of neighbours
 /// differs: one to each, then one to each page in doubt and to each side of an edge
 /// that is not yet known as closely as regions are split, as long as these take no more
-/// than half of what is left, then the rest by length. Where there are scouts, edges are
-/// for them.
+/// than half of what is left, then the rest by length. Where there are scouts, up to so
+/// many, edges are for them, and so are regions that get no sample.
 pub(super) fn deal_to_edges(
     map: &mut RegionMap,
-    (total, has_scouts): (u64, bool),
+    (total, scouts): (u64, u64),
     turn: u64,
     thresholds: Thresholds,
 ) {
@@ -123,7 +123,7 @@ pub(super) fn deal_to_edges(
         region.aims = NONE;
         region.quota = 1;
     }
-    if count >= total && !has_scouts {
+    if count >= total && scouts == 0 {
         take_turns(regions, total, turn, |_| NONE);
         return;
     }
@@ -147,7 +147,7 @@ pub(super) fn deal_to_edges(
             }
         }
     }
-    if has_scouts {
+    if scouts > 0 {
         let sides: Vec<_> = edges.iter().filter(|(_, side)| *side < 2).collect();
         in_turn(&sides, total / SCOUTS_PER_GAP, turn, |&&(region, side)| {
             regions[region].aims[side] = Aim::Scouts;
@@ -159,6 +159,15 @@ pub(super) fn deal_to_edges(
             let [low, high, _] = region.aims;
             [low, high, again(region)[2]]
         });
+        // The next ones by turn have a scout each.
+        let count = regions.len() as u64;
+        let start = turn.wrapping_mul(total) % count.max(1);
+        for (i, region) in (0_u64..).zip(regions.iter_mut()) {
+            let at = (i + count - start) % count;
+            if at >= total && at - total < scouts {
+                region.aims[2] = Aim::Scouts;
+            }
+        }
         return;
     }
     let free = total - count;

@@ -45,7 +45,7 @@ pub(in crate::tiering) enum Aim {
     None,
     /// One of its samples.
     Sample,
-    /// Scouts beside them.
+    /// Scouts: of a region without a sample, anything in it.
     Scouts,
 }
 

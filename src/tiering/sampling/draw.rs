@@ -58,7 +58,7 @@ pub(in crate::tiering) fn draw(
         let quota = u64::from(region.quota()).saturating_sub(pages.len() as u64);
         places.strata(quota, rng, |page| pages.push((page, role)));
         if how.scouts.is_some() {
-            if region.quota() == 0 {
+            if region.aims[2] == Aim::Scouts {
                 let page = doubted.unwrap_or_else(|| places.page(0, places.count, rng));
                 pages.push((page, Role::Late));
             }
@@ -110,7 +110,7 @@ impl Spread {
         if how.scouts.is_some() {
             for region in map.regions() {
                 let gaps = gaps(region, Aim::Scouts).count() as u64;
-                let taken = SCOUTS_PER_GAP * gaps + u64::from(region.quota() == 0);
+                let taken = SCOUTS_PER_GAP * gaps + u64::from(region.aims[2] == Aim::Scouts);
                 this.scouts = this.scouts.saturating_sub(taken);
                 if this.may_hide(region) {
                     this.pages += region.range().pages();
