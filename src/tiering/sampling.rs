@@ -14,7 +14,7 @@
 //! rest by length, so that a jump into a large cold region is seen too.
 //! [`deal_to_edges`] gives up to half of what is to spare to the gaps in which
 //! the edges between hot and cold lie.
-//! [`draw`] divides a region into as many equal strata as it has samples and
+//! [`draw()`] divides a region into as many equal strata as it has samples and
 //! takes a random page of each, anew in every epoch: a fixed sample can
 //! neither split a region nor notice that the hot set moved; [`deal`]'s is one of
 //! several, where there are several. Beside the samples come scouts, for looks that
