@@ -16,7 +16,8 @@
 //! for both, over all rates that the windows tell apart: linear least squares, hardly held (ridge)
 //! to smooth values, since with many windows neighbouring counts could swing against each other.
 //! Of three windows that taper by 16 to 1 they are 1, 3.2 and 21. Where what is idle in the first
-//! window is not looked at again ([`LookRule::Sequential`]), `P` is another.
+//! window is not looked at again ([`LookRule::Sequential`]), `P` is another, and they are 1.3, 2.9
+//! and 21.
 //!
 //! What it is off by in spite of that, over all these rates and both ways, is the count's *doubt*:
 //! the mean, by how probable the count is at each.
