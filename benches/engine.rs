@@ -120,11 +120,13 @@ fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observ
 
 fn decisions(c: &mut Criterion) {
     // A hundred CPUs, so that moves pay at any size; and one, so that none does.
-    step(c, "step", 100);
-    step(c, "step-no-gain", 1);
+    step(c, "step", 100, LookRule::Repeated);
+    step(c, "step-no-gain", 1, LookRule::Repeated);
+    // Two scouts beside each sample, all of them looked at: as much as there can be.
+    step(c, "step-sequential", 100, LookRule::Sequential);
 }
 
-fn step(c: &mut Criterion, name: &str, cpus: u64) {
+fn step(c: &mut Criterion, name: &str, cpus: u64, looks: LookRule) {
     let mut group = c.benchmark_group(name);
     group.sample_size(10);
     for regions in [10_000_u64, 100_000, 1_000_000] {
@@ -133,12 +135,12 @@ fn step(c: &mut Criterion, name: &str, cpus: u64) {
         // So that there are as many regions as this says, and remain: with 2 MiB each
         // at first, none merged, and a sample for each.
         settings.profiling.split = SplitRule::Fixed;
-        settings.profiling.looks = LookRule::Repeated;
+        settings.profiling.looks = looks;
         settings.profiling.overhead_control = false;
         let mut engine = Engine::new(settings, tiers(), 1);
         let mut turn = 1;
         let mut plan = engine.step(&observation(turn, bytes, cpus, Vec::new()));
-        assert_eq!(plan.samples.len() as u64, regions);
+        assert!(plan.samples.len() as u64 >= regions);
         // Where all of it is, once.
         turn += 1;
         let mut seen = observation(turn, bytes, cpus, std::mem::take(&mut plan.samples));
