@@ -16,7 +16,7 @@ use super::Engine;
 use super::tracked::Tracked;
 use crate::tiering::bounds::{self, Limit, Mean, Reading, Saturation, Shares, Strata};
 use crate::tiering::observation::{Sample, Tally};
-use crate::tiering::region::Region;
+use crate::tiering::region::{Region, take_in};
 use crate::tiering::tier::LOCAL_LATENCY;
 use crate::units::{Bandwidth, Nanos, NodeId};
 
@@ -50,11 +50,9 @@ pub(super) fn shares(
     let mut gathered = Gathered::default();
     for region in tracked.map.regions() {
         let range = region.range();
-        let begin = rest.partition_point(|(s, _)| s.addr < range.start());
-        let end = rest.partition_point(|(s, _)| s.addr < range.end());
+        let mine = take_in(&mut rest, range);
         let class = bounds::class_of(before(engine, region), scans);
-        gather(engine, &rest[begin..end], class, &mut gathered, &mut strata);
-        rest = &rest[end..];
+        gather(engine, mine, class, &mut gathered, &mut strata);
         if gathered.all.is_empty() {
             gathered.all.add(&known(engine, region));
         }

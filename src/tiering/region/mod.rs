@@ -527,7 +527,10 @@ impl RegionMap {
 
 /// Of the samples in `rest`, those in `range`; leaves those that come after. One after the
 /// other: to find them by halves misses the cache each time.
-fn take_in<'a>(rest: &mut &'a [(Sample, Tally)], range: PageRange) -> &'a [(Sample, Tally)] {
+pub(super) fn take_in<'a>(
+    rest: &mut &'a [(Sample, Tally)],
+    range: PageRange,
+) -> &'a [(Sample, Tally)] {
     let until = |end| rest.iter().take_while(|(s, _)| s.addr < end).count();
     let (first, last) = (until(range.start()), until(range.end()));
     let (before, after) = rest.split_at(last);
