@@ -545,10 +545,7 @@ fn random_samples_are_dealt_by_length_alone() {
         all += plan.samples.len();
     }
     let share = low as f64 / all as f64;
-    assert!(
-        (0.15..0.35).contains(&share),
-        "a quarter of the memory: {share}"
-    );
+    assert!((0.15..0.35).contains(&share), "a quarter: {share}");
 }
 
 #[test]
