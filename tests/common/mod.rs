@@ -268,22 +268,30 @@ impl Daemon {
 
     /// Waits until so many more epochs have ended; gives the status then. Looks
     /// seldom: an answer costs the daemon CPU time, which it then has not for
-    /// samples.
+    /// samples, and what it stretches its epochs for.
     pub fn epochs(&self, more: u64) -> Value {
-        let from = epoch(&self.status());
-        std::thread::sleep(self.interval * u32::try_from(more).unwrap_or(100) * 4 / 5);
-        wait_for(
-            &format!("{more} epochs after epoch {from}"),
-            PATIENCE + self.interval * 3 * u32::try_from(more).unwrap_or(100),
-            || {
-                let status = self.try_status()?;
-                if epoch(&status) >= from + more {
-                    Ok(status)
-                } else {
-                    Err(format!("epoch {}", epoch(&status)))
-                }
-            },
-        )
+        let mut status = self.status();
+        let from = epoch(&status);
+        let count = u32::try_from(more).unwrap_or(100);
+        let until = Instant::now() + PATIENCE + self.interval * 3 * count;
+        let length = |status: &Value| {
+            let seconds = status["epoch_seconds"].as_f64().unwrap_or(0.0);
+            Duration::from_secs_f64(seconds).max(self.interval)
+        };
+        std::thread::sleep(length(&status) * count * 7 / 8);
+        loop {
+            status = self.status();
+            if epoch(&status) >= from + more {
+                return status;
+            }
+            assert!(
+                Instant::now() < until,
+                "{more} epochs after epoch {from}: not within {:?}; seen last: {status:#}\nlog: {}",
+                self.interval * 3 * count,
+                self.log()
+            );
+            std::thread::sleep((length(&status) / 16).max(LOOK_EVERY));
+        }
     }
 
     /// `/metrics`.
