@@ -21,7 +21,7 @@ use super::governor::{Again, Allotment, Governor, IDLE_LOAD, Terms};
 use super::observation::{Observation, Sample, Tally, TargetId, TargetMap};
 use super::plan::{Plan, Sweep};
 use super::policy::{self, Policy};
-use super::region::{Adapted, RegionMap, Thresholds};
+use super::region::{Adapted, Asked, RegionMap, Thresholds};
 use super::report::PauseReason;
 use super::rng::Rng;
 use super::sampling::{self, Drawing, Drawn};
@@ -37,8 +37,10 @@ mod deciding;
 mod outcome;
 mod paging;
 mod reporting;
+mod survey;
 mod tracked;
 use reporting::Ratios;
+use survey::Survey;
 use tracked::Tracked;
 
 /// Share of one CPU above which a target surely touches memory.
@@ -235,9 +237,10 @@ impl Engine {
                 .max((drawn.samples.len() as u64).div_ceil(scans))
         };
         let forget = self.forget_next(seen, &told, allotted.interval);
-        let accesses = self.accesses(seen, &told);
+        let (accesses, surveys) = self.look_over(seen, &told);
         let ratios = Ratios {
             accesses,
+            surveys,
             told,
             interval: allotted.interval,
             views,
@@ -246,7 +249,7 @@ impl Engine {
             paging,
         };
         let report = reporting::report(self, seen, &ratios);
-        self.widen(seen, &ratios.views, allotted.interval);
+        self.widen(seen, &ratios.views, &ratios.surveys, allotted.interval);
         Plan {
             moves,
             page_outs,
@@ -295,27 +298,23 @@ impl Engine {
         tracked.map.sync(&target.eligible, initial);
         tracked.learn_reach(mine.len() as u64, profiling.scans);
         let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
-        tracked.map.record_shared(mine);
-        if self.settings.page_out.is_some() {
-            tracked.map.record_quiet(mine, passed);
+        let forgotten = seen.forgotten.iter().find(|f| f.target == target.id);
+        let forgotten = forgotten.filter(|_| profiling.writes);
+        if let Some(forgotten) = forgotten {
+            tracked
+                .savings
+                .learn(forgotten.took, tracked.extent.entries);
         }
-        tracked.recount();
-        let mut again = Again {
-            accessed: mine.iter().map(|(_, t)| u64::from(t.accessed)).sum(),
-            ..Again::default()
+        let asked = Asked {
+            quiet: self.settings.page_out.is_some().then_some(passed),
+            writes: forgotten.is_some(),
         };
-        if profiling.writes {
-            if let Some(forgotten) = seen.forgotten.iter().find(|f| f.target == target.id) {
-                tracked
-                    .savings
-                    .learn(forgotten.took, tracked.extent.entries);
-                tracked.map.record_writes(mine);
-                tracked.measure();
-                again.written = tracked.extent.written.unwrap_or(0);
-            } else {
-                tracked.measure();
-            }
-        }
+        tracked.record(mine, asked, profiling.writes);
+        let again = Again {
+            accessed: mine.iter().map(|(_, t)| u64::from(t.accessed)).sum(),
+            written: forgotten.and(tracked.extent.written).unwrap_or(0),
+            moved: 0,
+        };
 
         let told = Told {
             cpu,
@@ -490,6 +489,9 @@ impl Engine {
             let Some(tracked) = self.targets.get_mut(&target.id) else {
                 continue;
             };
+            let wanted = usize::try_from(told.quota * (1 + each)).unwrap_or(0);
+            drawn.samples.reserve(wanted);
+            drawn.roles.reserve(wanted);
             sampling::draw(
                 &tracked.map,
                 (target.id, target.pid),
@@ -504,8 +506,8 @@ impl Engine {
         (drawn, sweeps)
     }
 
-    /// Which share of each target's accesses each tier serves.
-    fn accesses(&mut self, seen: &Observation, told: &[Told]) -> Vec<Shares> {
+    /// Which share of each target's accesses each tier serves, and what its regions come to.
+    fn look_over(&mut self, seen: &Observation, told: &[Told]) -> (Vec<Shares>, Vec<Survey>) {
         let mut all = Vec::with_capacity(told.len());
         for (target, told) in seen.targets.iter().zip(told) {
             let saturation = self.targets.get_mut(&target.id).map(|t| &mut t.saturation);
@@ -525,7 +527,7 @@ impl Engine {
                 tracked.saturation = saturation;
             }
         }
-        all
+        all.into_iter().unzip()
     }
 
     /// Whom to ask what it writes in the next epoch.

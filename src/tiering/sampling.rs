@@ -119,40 +119,41 @@ pub(super) fn deal_to_edges(
 ) {
     let regions = map.regions_mut();
     let count = regions.len() as u64;
-    for region in regions.iter_mut() {
-        region.aims = NONE;
-        region.quota = 1;
-    }
     if count >= total && scouts == 0 {
         take_turns(regions, total, turn, |_| NONE);
         return;
     }
-    let doubts = regions.iter().enumerate();
-    let mut edges: Vec<(usize, usize)> = doubts
-        .filter(|(_, region)| region.doubted().is_some())
-        .map(|(i, _)| (i, 2))
-        .collect();
-    for i in 1..regions.len() {
-        let (low, high) = (&regions[i - 1], &regions[i]);
+    // Regions and sides, 2 being what is in doubt: these are the first.
+    let (mut edges, mut sides) = (Vec::new(), Vec::new());
+    for i in 0..regions.len() {
+        regions[i].aims = NONE;
+        regions[i].quota = 1;
+        if regions[i].doubted().is_some() {
+            edges.push((i, 2));
+        }
+        let Some(before) = i.checked_sub(1) else {
+            continue;
+        };
+        let (low, high) = (&regions[before], &regions[i]);
         let touch = low.range().end() == high.range().start();
         if !touch || (low.latest() - high.latest()).abs() < thresholds.merge {
             continue;
         }
-        for (region, side) in [(i - 1, 1), (i, 0)] {
+        for (region, side) in [(before, 1), (i, 0)] {
             let r = &regions[region];
             let unit = thresholds.minimum.0.max(r.folio_bytes());
             let unit = unit.max(DENSEST * PAGE_BYTES);
             if r.gaps()[side].is_some_and(|gap| gap.bytes().0 >= unit) {
-                edges.push((region, side));
+                sides.push((region, side));
             }
         }
     }
     if scouts > 0 {
-        let sides: Vec<_> = edges.iter().filter(|(_, side)| *side < 2).collect();
-        in_turn(&sides, total / SCOUTS_PER_GAP, turn, |&&(region, side)| {
+        in_turn(&sides, total / SCOUTS_PER_GAP, turn, |&(region, side)| {
             regions[region].aims[side] = Aim::Scouts;
         });
-        edges.retain(|(_, side)| *side == 2);
+    } else {
+        edges.extend(sides);
     }
     if count >= total {
         take_turns(regions, total, turn, |region| {
@@ -238,12 +239,15 @@ fn spread(regions: &mut [Region], mut free: u64) {
     // What a full region cannot take is left for others
     // in the next round; a few rounds suffice.
     for _ in 0..3 {
+        if free == 0 {
+            break;
+        }
         let open: u64 = regions
             .iter()
             .filter(|r| u64::from(r.quota) < most(r))
             .map(|r| r.range().pages())
             .sum();
-        if free == 0 || open == 0 {
+        if open == 0 {
             break;
         }
         // Error diffusion: what one region's share lacks to a whole sample

@@ -126,6 +126,9 @@ pub struct TierTable {
     tiers: Vec<Tier>,
     nodes: Vec<Node>,
     paths: Vec<Path>,
+    /// The tier of each node: it is asked for a million regions.
+    #[serde(skip)]
+    by_node: Vec<(NodeId, TierId)>,
 }
 
 /// A table that contradicts itself.
@@ -249,7 +252,12 @@ impl TierTable {
                 }
             }
         }
+        let in_tier = |(tier, id): (&Tier, u16)| {
+            let nodes: Vec<_> = tier.nodes.iter().map(|&n| (n, TierId(id))).collect();
+            nodes
+        };
         Ok(Self {
+            by_node: tiers.iter().zip(0..).flat_map(in_tier).collect(),
             tiers,
             nodes,
             paths,
@@ -292,8 +300,8 @@ impl TierTable {
 
     /// The tier that a node is in.
     pub fn tier_of(&self, node: NodeId) -> Option<TierId> {
-        self.ids()
-            .find(|id| self.tiers[id.index()].nodes.contains(&node))
+        let mut found = self.by_node.iter();
+        found.find(|(n, _)| *n == node).map(|(_, tier)| *tier)
     }
 
     /// A tier's name.
@@ -367,12 +375,12 @@ impl TierTable {
                 }),
             }
         }
-        TierView { ranks }
+        TierView::of(ranks)
     }
 }
 
 /// Nodes that are equally fast for somebody.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rank {
     /// Nearest first.
     pub nodes: Vec<NodeId>,
@@ -381,12 +389,25 @@ pub struct Rank {
 }
 
 /// The nodes that a program may use, fastest first.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TierView {
     ranks: Vec<Rank>,
+    /// The rank of each node: it is asked for a million regions.
+    by_node: Vec<(NodeId, usize)>,
 }
 
 impl TierView {
+    fn of(ranks: Vec<Rank>) -> Self {
+        let on_rank = |(at, rank): (usize, &Rank)| {
+            let nodes: Vec<_> = rank.nodes.iter().map(|&node| (node, at)).collect();
+            nodes
+        };
+        Self {
+            by_node: ranks.iter().enumerate().flat_map(on_rank).collect(),
+            ranks,
+        }
+    }
+
     /// Ranks, fastest first.
     pub fn ranks(&self) -> &[Rank] {
         &self.ranks
@@ -394,7 +415,8 @@ impl TierView {
 
     /// The rank of a node, 0 the fastest; `None` for one that may not be used.
     pub fn rank_of(&self, node: NodeId) -> Option<usize> {
-        self.ranks.iter().position(|r| r.nodes.contains(&node))
+        let mut found = self.by_node.iter();
+        found.find(|(n, _)| *n == node).map(|(_, rank)| *rank)
     }
 
     /// Whether there is any other place to go.

@@ -13,6 +13,7 @@
 //! [`Estimates`]: crate::tiering::estimates::Estimates
 
 use super::Engine;
+use super::survey::Survey;
 use super::tracked::Tracked;
 use crate::tiering::bounds::{self, Limit, Mean, Reading, Saturation, Shares, Strata};
 use crate::tiering::observation::{Sample, Tally};
@@ -35,20 +36,23 @@ pub(super) struct Time {
 }
 
 /// The shares with their bounds. `samples` are the target's, sorted; of `saturation` see
-/// there.
+/// there. In the same pass what regions come to is added up: a million of them do not fit
+/// into a cache.
 pub(super) fn shares(
     engine: &Engine,
     tracked: &Tracked,
     samples: &[(Sample, Tally)],
     time: Time,
     saturation: &mut Saturation,
-) -> Shares {
+) -> (Shares, Survey) {
     let tiers = engine.tiers.tiers().len();
     let scans = engine.settings.profiling.scans;
     let mut strata = Strata::new(tiers);
     let mut rest = samples;
     let mut gathered = Gathered::default();
+    let mut survey = Survey::new(scans, engine.epoch);
     for region in tracked.map.regions() {
+        survey.add(region);
         let range = region.range();
         let mine = take_in(&mut rest, range);
         let class = bounds::class_of(before(engine, region), scans);
@@ -66,7 +70,8 @@ pub(super) fn shares(
         }
     }
     saturation.learn(&strata);
-    bounds::shares(&strata, saturation, &limits(engine, tracked, time))
+    let limits = limits(engine, tracked, time);
+    (bounds::shares(&strata, saturation, &limits), survey)
 }
 
 /// Adds up what samples tell of a page of 4 KiB.

@@ -1,10 +1,10 @@
 //! What the policy is shown and asked.
 
+use super::survey::Survey;
 use super::{BLIND_EPOCHS, Engine, Told};
 use crate::tiering::observation::{NodeUsage, Observation, TargetId};
 use crate::tiering::plan::{Move, PageCounts, Reason};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
-use crate::tiering::region::RegionMap;
 use crate::tiering::report::PauseReason;
 use crate::tiering::tier::TierView;
 use crate::units::{Bytes, Nanos, NodeId, TierId};
@@ -123,18 +123,18 @@ impl Engine {
     }
 
     /// Chooses the windows of the next epoch, of this length.
-    pub(super) fn widen(&mut self, seen: &Observation, views: &[TierView], interval: Nanos) {
-        let fastest = self.fastest(seen, views);
+    pub(super) fn widen(
+        &mut self,
+        seen: &Observation,
+        views: &[TierView],
+        surveys: &[Survey],
+        interval: Nanos,
+    ) {
+        let fastest = self.fastest(seen, views, surveys);
         let (rates, scans) = (&self.rates, self.settings.profiling.scans);
-        let maps = || self.targets.values().map(|tracked| &tracked.map);
-        // By steps of a count, so that the regions are gone through once.
-        let mut above = vec![Bytes::ZERO; STEPS + 1];
-        for region in maps().flat_map(RegionMap::regions) {
-            above[step(f64::from(region.hotness()), scans)] += region.resident();
-        }
         let above = |rate: f64| -> Bytes {
-            let first = step(rates.count(rate), scans);
-            above[first..].iter().copied().sum()
+            let count = rates.count(rate);
+            surveys.iter().map(|survey| survey.above(count)).sum()
         };
         if !self.span.follow(interval, scans, fastest, above) {
             return;
@@ -159,7 +159,7 @@ impl Engine {
     }
 
     /// What targets have or could have on the nodes that are fastest for any of them.
-    fn fastest(&self, seen: &Observation, views: &[TierView]) -> Bytes {
+    fn fastest(&self, seen: &Observation, views: &[TierView], surveys: &[Survey]) -> Bytes {
         let mut nodes: Vec<NodeId> = Vec::new();
         for rank in views.iter().filter_map(|view| view.ranks().first()) {
             nodes.extend(&rank.nodes);
@@ -168,11 +168,8 @@ impl Engine {
         nodes.dedup();
         let room = self.room(&seen.nodes);
         let room = room.iter().filter(|(node, _)| nodes.contains(node));
-        let regions = self.targets.values().flat_map(|t| t.map.regions());
-        let pages = regions.flat_map(|region| region.pages().iter());
-        let there = pages.filter(|(node, _)| nodes.contains(node));
-        let pages: u64 = there.map(|(_, count)| count).sum();
-        room.map(|(_, bytes)| *bytes).sum::<Bytes>() + Bytes::from_pages(pages)
+        let there: Bytes = surveys.iter().map(|survey| survey.on(&nodes)).sum();
+        room.map(|(_, bytes)| *bytes).sum::<Bytes>() + there
     }
 }
 
@@ -192,16 +189,6 @@ fn done(seen: &Observation) -> Done {
         deferred: Bytes::from_pages(exchanged.deferred),
         cost: seen.cost.migration,
     }
-}
-
-/// Counts are told apart in so many steps.
-const STEPS: usize = 64;
-
-/// The step of a count.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn step(count: f64, scans: u8) -> usize {
-    // `as` saturates.
-    ((count / f64::from(scans.max(1)) * STEPS as f64) as usize).min(STEPS)
 }
 
 #[cfg(test)]

@@ -1,20 +1,21 @@
 //! The report of one step.
 
+use super::survey::Survey;
 use super::{Engine, Told};
 use crate::tiering::bounds::Shares;
 use crate::tiering::governor::Again;
 use crate::tiering::observation::{Observation, TargetMap};
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::{Move, PageCounts};
-use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, PauseReason, TargetReport};
-use crate::tiering::tier::{TierTable, TierView};
+use crate::tiering::tier::{Tier, TierTable, TierView};
 use crate::units::{Bytes, Nanos, TierId};
 
 /// What a step found out, one entry per target of the observation.
 pub(super) struct Ratios<'a> {
     pub(super) told: Vec<Told>,
     pub(super) accesses: Vec<Shares>,
+    pub(super) surveys: Vec<Survey>,
     pub(super) interval: Nanos,
     pub(super) views: Vec<TierView>,
     pub(super) paused: Vec<Option<PauseReason>>,
@@ -26,13 +27,12 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
     let all: u64 = ratios.told.iter().map(|t| t.samples).sum();
     let moved: u64 = seen.outcome.results.iter().map(|r| r.pages.moved).sum();
     let all_out: u64 = seen.paging.results.iter().map(|r| r.pages).sum();
-    let scans = engine.settings.profiling.scans;
     let targets = (0..seen.targets.len())
         .map(|i| {
             let target = &seen.targets[i];
             let told = &ratios.told[i];
             let map = &engine.targets[&target.id].map;
-            let survey = survey(&engine.tiers, map, (scans, engine.epoch));
+            let survey = &ratios.surveys[i];
             let flows = flows(&engine.tiers, target, seen, ratios.moves);
             let pages = pages(target, seen);
             let share = |part: u64, whole: u64, alone: f64| {
@@ -72,10 +72,10 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 excluded: target.excluded.clone(),
                 held: [(Hold::Shared, survey.shared), (Hold::Pinned, survey.kept)],
                 allowed_nodes: target.allowed_nodes.clone(),
-                resident: survey.resident,
+                resident: resident(&engine.tiers, survey),
                 accesses: ratios.accesses[i].clone(),
                 hot: survey.hot,
-                written: survey.written,
+                written: survey.written(),
                 regions: map.regions().len() as u64,
                 samples: told.samples,
                 samples_accessed: told.accessed,
@@ -133,46 +133,10 @@ fn ranking(tiers: &TierTable, view: &TierView) -> Vec<Vec<TierId>> {
         .collect()
 }
 
-/// What the regions of a target come to, per tier.
-struct Survey {
-    resident: Vec<Bytes>,
-    hot: Bytes,
-    written: Option<Bytes>,
-    shared: Bytes,
-    kept: Bytes,
-}
-
-/// Adds them up in one pass.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn survey(tiers: &TierTable, map: &RegionMap, (scans, epoch): (u8, u64)) -> Survey {
-    let mut pages_on = vec![0; tiers.tiers().len()];
-    let mut hot = Bytes::ZERO;
-    let mut written: Option<f64> = None;
-    let (mut shared, mut kept) = (Bytes::ZERO, Bytes::ZERO);
-    for region in map.regions() {
-        for (node, pages) in region.pages().iter() {
-            if let Some(tier) = tiers.tier_of(node) {
-                pages_on[tier.index()] += pages;
-            }
-        }
-        if let Some(share) = region.written() {
-            let bytes = f64::from(share) * region.resident().as_f64();
-            written = Some(written.unwrap_or(0.0) + bytes);
-        }
-        shared += region.shared();
-        kept += region.kept(epoch);
-        if region.heat() >= f32::from(scans) / 2.0 {
-            hot += region.resident();
-        }
-    }
-    Survey {
-        resident: pages_on.into_iter().map(Bytes::from_pages).collect(),
-        hot,
-        // `as` saturates, and a byte more or less is nothing.
-        written: written.map(|bytes| Bytes(bytes as u64)),
-        shared,
-        kept,
-    }
+/// Bytes of a target on each tier.
+fn resident(tiers: &TierTable, survey: &Survey) -> Vec<Bytes> {
+    let on = |tier: &Tier| survey.on(&tier.nodes);
+    tiers.tiers().iter().map(on).collect()
 }
 
 fn pages(target: &TargetMap, seen: &Observation) -> PageCounts {

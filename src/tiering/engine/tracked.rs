@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::tiering::bounds::Saturation;
-use crate::tiering::observation::TargetId;
+use crate::tiering::observation::{Sample, Tally, TargetId};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
-use crate::tiering::region::RegionMap;
+use crate::tiering::region::{Asked, Region, RegionMap};
 use crate::tiering::sampling;
 use crate::tiering::writes::{Extent, Savings};
 use crate::units::{HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
@@ -76,6 +76,51 @@ impl Default for Tracked {
     }
 }
 
+/// What the regions of a target come to.
+#[derive(Default)]
+struct Counted {
+    uncounted: u64,
+    useful: u64,
+    has_derived: bool,
+    /// Entries of its page tables, those of them that are written, and whether that is known.
+    entries: u64,
+    written: f64,
+    is_known: bool,
+}
+
+impl Counted {
+    fn add(&mut self, region: &Region, measures: bool) {
+        self.useful += sampling::most(region);
+        if !region.is_counted() {
+            self.has_derived = true;
+            if region.pages().total() == 0 {
+                self.uncounted += region.range().pages();
+            }
+        }
+        if measures {
+            let folio = region.folio_bytes();
+            let each = if folio < HUGE_PAGE_BYTES {
+                PAGE_BYTES
+            } else {
+                HUGE_PAGE_BYTES
+            };
+            let mine = region.resident().0.div_ceil(each);
+            self.entries += mine;
+            self.is_known |= region.written().is_some();
+            self.written += f64::from(region.written().unwrap_or(1.0)) * mine as f64;
+        }
+    }
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    fn extent(&self) -> Extent {
+        Extent {
+            entries: self.entries,
+            // `as` saturates, and a page more or less is nothing.
+            written: self.is_known.then_some(self.written as u64),
+        }
+    }
+}
+
 impl Tracked {
     /// Learns where the target ran in this epoch.
     pub(super) fn settle(&mut self, now: &[(NodeId, f64)]) {
@@ -105,17 +150,17 @@ impl Tracked {
         }
     }
 
-    /// Brings what follows from the regions up to date.
-    pub(super) fn recount(&mut self) {
-        (self.uncounted, self.useful, self.has_derived) = (0, 0, false);
-        for region in self.map.regions() {
-            self.useful += sampling::most(region);
-            if !region.is_counted() {
-                self.has_derived = true;
-                if region.pages().total() == 0 {
-                    self.uncounted += region.range().pages();
-                }
-            }
+    /// Learns what samples tell beside how hot regions are, and brings up to date what
+    /// follows from the regions; what asking for its writes would cost, where it is `asked`
+    /// or going to be.
+    pub(super) fn record(&mut self, samples: &[(Sample, Tally)], asked: Asked, measures: bool) {
+        let mut counted = Counted::default();
+        self.map
+            .record(samples, asked, |region| counted.add(region, measures));
+        (self.uncounted, self.useful) = (counted.uncounted, counted.useful);
+        self.has_derived = counted.has_derived;
+        if measures {
+            self.extent = counted.extent();
         }
     }
 
@@ -132,27 +177,6 @@ impl Tracked {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub(super) fn reached(&self) -> u64 {
         (self.quota as f64 * self.reach) as u64
-    }
-
-    /// Brings up to date what asking for its writes would cost.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    pub(super) fn measure(&mut self) {
-        let (mut entries, mut written, mut is_known) = (0, 0.0, false);
-        for region in self.map.regions() {
-            let folio = region.folio_bytes();
-            let each = if folio < HUGE_PAGE_BYTES {
-                PAGE_BYTES
-            } else {
-                HUGE_PAGE_BYTES
-            };
-            let mine = region.resident().0.div_ceil(each);
-            entries += mine;
-            is_known |= region.written().is_some();
-            written += f64::from(region.written().unwrap_or(1.0)) * mine as f64;
-        }
-        // `as` saturates, and a page more or less is nothing.
-        let written = is_known.then_some(written as u64);
-        self.extent = Extent { entries, written };
     }
 
     /// Its part in what may be counted: above all what never was.

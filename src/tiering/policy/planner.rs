@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use super::lasting::{Margin, Trade};
 use super::place::{Place, numbered};
 use super::shares::{GiveWay, Shares};
-use super::sorted::Sorted;
+use super::sorted::{SORTED_TO, Sorted};
 use super::worth::{Worth, latency};
 use super::{Ledger, View};
 use crate::tiering::plan::{Direction, Move, Reason};
@@ -117,9 +117,16 @@ impl<'a, 'v> Planner<'a, 'v> {
     }
 
     pub(super) fn plan(&mut self) {
+        let seconds = self.terms.seconds.iter().flatten();
+        let longest = seconds.copied().fold(0.0, f64::max);
         for candidate in self.candidates() {
             if self.terms.left.is_zero() {
                 return;
+            }
+            // What follows gains less, give or take a quarter, and there may be a million.
+            let is_learnt = self.terms.thought.is_zero();
+            if is_learnt && !self.pays_within(candidate, SORTED_TO * longest) {
+                break;
             }
             self.promote(candidate);
         }
@@ -206,12 +213,17 @@ impl<'a, 'v> Planner<'a, 'v> {
 
     /// Whether it would pay to bring it to the fastest node if nobody had to give way, and if
     /// it lasted as what lasts longest.
-    fn may_pay(&self, Candidate { place, from }: Candidate) -> bool {
+    fn may_pay(&self, candidate: Candidate) -> bool {
+        let seconds = self.terms.seconds[candidate.place.target as usize];
+        self.pays_within(candidate, seconds.into_iter().fold(0.0, f64::max))
+    }
+
+    /// The same if it lasted for so many seconds.
+    fn pays_within(&self, Candidate { place, from }: Candidate, seconds: f64) -> bool {
         let target = place.target_in(self.view);
         let best = target.tiers.ranks().first();
         let saved = best.map_or(0.0, |best| latency(target, from) - best.latency_ns);
-        let seconds = self.terms.seconds[place.target as usize];
-        let gained = self.worth.mean(place) * saved * seconds.into_iter().fold(0.0, f64::max);
+        let gained = self.worth.mean(place) * saved * seconds;
         gained >= self.worth.settings.payback * self.terms.cost
     }
 

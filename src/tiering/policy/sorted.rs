@@ -1,5 +1,8 @@
 //! A million regions in order, in one pass.
 
+/// One that comes before another is at most so many times as large, where the least are first.
+pub(super) const SORTED_TO: f64 = 1.25;
+
 /// Positive numbers in order, to a quarter of their size.
 pub(super) struct Sorted<T>(Vec<Vec<T>>);
 

@@ -74,6 +74,15 @@ impl RegionMap {
         thresholds: Thresholds,
     ) -> Adapted {
         let mut done = Adapted::default();
+        if thresholds.rule == SplitRule::Fixed {
+            let mut rest = samples;
+            for region in &mut self.regions {
+                let mine = take_in(&mut rest, region.range);
+                region.watch(mine);
+                fold(region, mine, scans, thresholds);
+            }
+            return done;
+        }
         let mut rebuild = Rebuild::new(std::mem::take(&mut self.regions));
         // Whether the last of the new ones may still take in its neighbour.
         let mut open = false;
@@ -83,25 +92,12 @@ impl RegionMap {
         while let Some(mut region) = rebuild.take() {
             let mine = take_in(&mut rest, region.range);
 
-            region.calm_down();
-            region.watched |= !mine.is_empty();
-            region.fresh = mine.iter().any(|(_, tally)| tally.known > 0);
-            if region.fresh {
-                region.untold = 0;
-            } else if !mine.is_empty() {
-                region.untold = region.untold.saturating_add(1);
-            }
+            region.watch(mine);
             parts.clear();
-            match thresholds.rule {
-                SplitRule::Edges => {
-                    edges::cut(region, mine, scans, thresholds, &self.scars, &mut parts);
-                }
-                SplitRule::Fixed => {
-                    fold(&mut region, mine, scans, thresholds);
-                    rebuild.put(region);
-                    continue;
-                }
-                SplitRule::Halves => halve(region, mine, scans, thresholds, &mut parts),
+            if thresholds.rule == SplitRule::Edges {
+                edges::cut(region, mine, scans, thresholds, &self.scars, &mut parts);
+            } else {
+                halve(region, mine, scans, thresholds, &mut parts);
             }
             done.splits += parts.len() as u64 - 1;
             // An edge that moved makes its neighbour grow at once.
@@ -131,6 +127,20 @@ impl RegionMap {
         self.regions = rebuild.finish();
         self.scars.keep(&scars);
         done
+    }
+}
+
+impl Region {
+    /// One more epoch, in which these samples of it were looked at.
+    fn watch(&mut self, samples: &[(Sample, Tally)]) {
+        self.calm_down();
+        self.watched |= !samples.is_empty();
+        self.fresh = samples.iter().any(|(_, tally)| tally.known > 0);
+        if self.fresh {
+            self.untold = 0;
+        } else if !samples.is_empty() {
+            self.untold = self.untold.saturating_add(1);
+        }
     }
 }
 

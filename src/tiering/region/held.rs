@@ -8,7 +8,7 @@
 //! mapped by its process alone. A region that is stuck for nothing but sharing comes
 //! free with the first epoch in which no sample of it is shared.
 
-use super::{Region, RegionMap, short, take_in};
+use super::{Region, RegionMap, share_of, short};
 use crate::tiering::observation::{Sample, Tally};
 use crate::units::{Bytes, PageRange};
 
@@ -54,27 +54,17 @@ impl Region {
         }
         Bytes::from_pages(pages.into()).min(self.resident())
     }
+
+    /// What its samples, of which some could tell, say of others that map its pages too.
+    pub(super) fn record_shared(&mut self, samples: &[(Sample, Tally)]) {
+        self.shared = share_of(samples, |tally| tally.shared);
+        if self.shared <= 0.0 && self.stuck.by_sharing {
+            self.stuck = Stuck::default();
+        }
+    }
 }
 
 impl RegionMap {
-    /// What `samples` of this target, sorted, tell of others that map its pages too.
-    pub fn record_shared(&mut self, samples: &[(Sample, Tally)]) {
-        let mut rest = samples;
-        for region in &mut self.regions {
-            let mine = take_in(&mut rest, region.range);
-            let known = || mine.iter().filter(|(_, tally)| tally.known > 0);
-            let count = known().count();
-            if count == 0 {
-                continue;
-            }
-            let shared = known().filter(|(_, tally)| tally.shared).count();
-            region.shared = shared as f32 / count as f32;
-            if shared == 0 && region.stuck.by_sharing {
-                region.stuck = Stuck::default();
-            }
-        }
-    }
-
     /// Nothing of `range` could be moved: leave it alone until `epoch`, or, where that is
     /// for nothing but sharing, until its samples are not shared.
     pub fn record_stuck(&mut self, range: PageRange, epoch: u64, by_sharing: bool) {
@@ -102,6 +92,7 @@ impl RegionMap {
 mod tests {
     use super::*;
     use crate::tiering::observation::TargetId;
+    use crate::tiering::region::Asked;
     use crate::units::{NodeId, Pid, VirtAddr};
 
     const MIB: u64 = 1 << 20;
@@ -143,7 +134,11 @@ mod tests {
     fn what_is_stuck_for_sharing_comes_free_when_its_samples_are_its_own() {
         let mut map = map();
         map.record_stuck(range(0, 4), 20, true);
-        map.record_shared(&samples([true, true, true, false]));
+        map.record(
+            &samples([true, true, true, false]),
+            Asked::default(),
+            |_| (),
+        );
         assert_eq!(stuck(&map), [20, 20]);
         let shared: Vec<_> = map.regions().iter().map(Region::shared).collect();
         assert_eq!(shared, [Bytes::from_mib(2), Bytes::from_mib(1)]);
@@ -152,11 +147,15 @@ mod tests {
         for (_, tally) in &mut untold {
             tally.known = 0;
         }
-        map.record_shared(&untold);
+        map.record(&untold, Asked::default(), |_| ());
         assert_eq!(stuck(&map), [20, 20]);
-        map.record_shared(&samples([false, true, false, false]));
+        map.record(
+            &samples([false, true, false, false]),
+            Asked::default(),
+            |_| (),
+        );
         assert_eq!(stuck(&map), [20, 0]);
-        map.record_shared(&samples([false; 4]));
+        map.record(&samples([false; 4]), Asked::default(), |_| ());
         assert_eq!(stuck(&map), [0, 0]);
     }
 
@@ -164,7 +163,7 @@ mod tests {
     fn what_is_stuck_for_another_reason_stays_so() {
         let mut map = map();
         map.record_stuck(range(0, 4), 20, false);
-        map.record_shared(&samples([false; 4]));
+        map.record(&samples([false; 4]), Asked::default(), |_| ());
         assert_eq!(stuck(&map), [20, 20]);
     }
 

@@ -3,7 +3,7 @@
 //! An epoch that could tell nothing of it changes nothing. What merges was quiet for as
 //! long as the part that was accessed last.
 
-use super::{Region, RegionMap, take_in};
+use super::{Region, RegionMap};
 use crate::tiering::observation::{Sample, Tally};
 use crate::units::{Nanos, PageRange};
 
@@ -12,6 +12,19 @@ impl Region {
     /// it was last paged out.
     pub fn quiet(&self) -> Nanos {
         Nanos::from_secs_f64(f64::from(self.quiet))
+    }
+
+    /// What its samples, of which some could tell, say of an epoch of this length.
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "24 bits of seconds: 194 days"
+    )]
+    pub(super) fn record_quiet(&mut self, samples: &[(Sample, Tally)], elapsed: Nanos) {
+        if samples.iter().any(|(_, tally)| tally.accessed > 0) {
+            self.quiet = 0.0;
+        } else {
+            self.quiet += elapsed.as_secs_f64() as f32;
+        }
     }
 
     /// As if it had been quiet for so long.
@@ -23,24 +36,6 @@ impl Region {
 }
 
 impl RegionMap {
-    /// What `samples` of this target, sorted, tell of an epoch of this length.
-    #[allow(
-        clippy::cast_possible_truncation,
-        reason = "24 bits of seconds: 194 days"
-    )]
-    pub fn record_quiet(&mut self, samples: &[(Sample, Tally)], elapsed: Nanos) {
-        let elapsed = elapsed.as_secs_f64() as f32;
-        let mut rest = samples;
-        for region in &mut self.regions {
-            let mine = take_in(&mut rest, region.range);
-            if mine.iter().any(|(_, tally)| tally.accessed > 0) {
-                region.quiet = 0.0;
-            } else if mine.iter().any(|(_, tally)| tally.known > 0) {
-                region.quiet += elapsed;
-            }
-        }
-    }
-
     /// Pages of `range` were paged out: it is to be counted. When all of it was gone through,
     /// it has to be quiet anew before that is done again.
     pub fn record_paged_out(&mut self, range: PageRange, is_whole: bool) {
@@ -58,10 +53,14 @@ impl RegionMap {
 mod tests {
     use super::*;
     use crate::tiering::observation::TargetId;
+    use crate::tiering::region::Asked;
     use crate::units::{Bytes, NodeId, Pid, VirtAddr};
 
     const MIB: u64 = 1 << 20;
-    const EPOCH: Nanos = Nanos::from_secs(10);
+    const EPOCH: Asked = Asked {
+        quiet: Some(Nanos::from_secs(10)),
+        writes: false,
+    };
 
     fn range(start: u64, end: u64) -> PageRange {
         PageRange::new(VirtAddr(start * MIB), VirtAddr(end * MIB)).unwrap()
@@ -92,9 +91,13 @@ mod tests {
     fn an_access_ends_it_and_what_cannot_be_told_changes_nothing() {
         let mut map = RegionMap::default();
         map.sync(&[range(0, 8)], Bytes::from_mib(2));
-        map.record_quiet(&[sample(0, 0, 3), sample(2, 0, 3), sample(4, 0, 1)], EPOCH);
+        map.record(
+            &[sample(0, 0, 3), sample(2, 0, 3), sample(4, 0, 1)],
+            EPOCH,
+            |_| (),
+        );
         assert_eq!(quiet(&map), [10, 10, 10, 0]);
-        map.record_quiet(
+        map.record(
             &[
                 sample(0, 0, 3),
                 sample(1, 1, 3),
@@ -102,6 +105,7 @@ mod tests {
                 sample(4, 0, 3),
             ],
             EPOCH,
+            |_| (),
         );
         assert_eq!(quiet(&map), [0, 10, 20, 0]);
     }
@@ -113,7 +117,7 @@ mod tests {
         for start in [0, 2] {
             map.record_count(range(start, start + 2), &[(NodeId(3), 512)]);
         }
-        map.record_quiet(&[sample(0, 0, 3), sample(2, 0, 3)], EPOCH);
+        map.record(&[sample(0, 0, 3), sample(2, 0, 3)], EPOCH, |_| ());
         map.record_paged_out(range(0, 2), true);
         map.record_paged_out(range(2, 4), false);
         assert_eq!(quiet(&map), [0, 10]);

@@ -58,10 +58,14 @@ fn what_is_written_is_told_from_what_is_only_read() {
             at(2 * MIB, true, 0),
         ]
     };
+    let asked = Asked {
+        writes: true,
+        ..Asked::default()
+    };
     assert_eq!(map.regions()[0].written(), None);
-    map.record_writes(&tell(true));
+    map.record(&tell(true), asked, |_| ());
     assert_eq!(map.regions()[0].written(), Some(0.5));
-    map.record_writes(&tell(false));
+    map.record(&tell(false), asked, |_| ());
     assert_eq!(map.regions()[0].written(), Some(0.25));
     assert_eq!(map.regions()[1].written(), None);
 }

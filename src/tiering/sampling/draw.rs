@@ -72,8 +72,10 @@ pub(in crate::tiering) fn draw(
             places.strata(more, rng, |page| pages.push((page, Role::Scout)));
         }
         // What was aimed at may have been drawn as well; all of a folio sees the same.
-        pages.sort_unstable_by_key(|&(page, role)| (page / places.unit, role, page));
-        pages.dedup_by_key(|(page, _)| *page / places.unit);
+        if pages.len() > 1 {
+            pages.sort_unstable_by_key(|&(page, role)| (page / places.unit, role, page));
+            pages.dedup_by_key(|(page, _)| *page / places.unit);
+        }
         let addr = |page: u64| VirtAddr(page.clamp(places.first, places.last) * PAGE_BYTES);
         out.samples.extend(pages.iter().map(|&(page, _)| Sample {
             target,
@@ -190,6 +192,11 @@ impl Places {
     /// One of each of so many strata, or of every place.
     fn strata(&self, wanted: u64, rng: &mut Rng, mut put: impl FnMut(u64)) {
         let wanted = wanted.min(self.count);
+        if wanted == 1 {
+            // Nearly all regions, and without dividing.
+            put(self.page(0, self.count, rng));
+            return;
+        }
         for stratum in 0..wanted {
             let low = stratum * self.count / wanted;
             let high = (stratum + 1) * self.count / wanted;
