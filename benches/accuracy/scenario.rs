@@ -100,6 +100,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         ),
         still("zipf", zipf()),
         still("sparse", Box::new(|page, _| heat(page / 64 % 10 == 0))),
+        // Chunks of the same size that begin at any page.
+        still("sparse-any", chunks(1632, 1, |_| 0)),
     ]
 }
 

@@ -9,8 +9,8 @@
 //! idle in a long window is idle in the shorter ones after it, too, as good as always
 //! ([`windows`](super::windows)). The first scan looks at the sample of each region; the
 //! others look again at what was accessed, which tells how often, and with the looks that
-//! idle pages leave over at pages that nobody looked at yet: regions that had no sample
-//! for want of them, then the gaps in which edges lie, then what is hidden in cold memory.
+//! idle pages leave over at pages that nobody looked at yet: the gaps in which edges lie, then
+//! regions that had no sample for want of them, then what is hidden in cold memory.
 //! Of cold memory the same number of looks sees almost `num_scans` times as many pages.
 //! What is idle counts as idle in the scans after its first look.
 //!
@@ -48,7 +48,7 @@ pub enum Role {
 
 impl Role {
     /// Those that come after the first scan, the most urgent first.
-    const LATER: [Self; 3] = [Self::Late, Self::Edge, Self::Scout];
+    const LATER: [Self; 3] = [Self::Edge, Self::Late, Self::Scout];
 }
 
 /// The looks of one epoch.

@@ -99,7 +99,8 @@ pub struct ProfilingSettings {
     /// Regions begin with this many bytes, a power of two: what one last-level
     /// page directory entry maps.
     pub initial_region: Bytes,
-    /// Regions are not split below this, a power of two of at least one page.
+    /// Regions of up to this are not split, a power of two of at least one page. Where they
+    /// are cut at edges, these lie at multiples of a sixteenth of it, or between folios.
     pub minimum_region: Bytes,
     /// Adjacent regions merge when their hotness differs by less than this
     /// share of the scans (HM-Keeper's τ1 = n/3).

@@ -11,7 +11,7 @@
 //! into the segments of greatest likelihood, counts being binomial, each cut
 //! paid for by a penalty (optimal partitioning, Jackson et al. 2005, pruned as in
 //! PELT, Killick et al. 2012). A cut lies in the middle between the samples that
-//! it tells apart, which is where [`sampling`](crate::tiering::sampling) has the
+//! it tells apart, at any page that no folio lies across, which is where [`sampling`](crate::tiering::sampling) has the
 //! next one drawn: an edge is found by bisection over epochs, at one sample each.
 //!
 //! What contradicts a region's past by a sample of its own is believed for
@@ -43,6 +43,9 @@ const CUT_PENALTY: f64 = 2.5;
 /// then 2 of 2 in much cold memory are not cut out where there is one stray access
 /// more.
 const PER_LOG_LOOKS: f64 = 0.75;
+/// Edges lie at multiples of such a part of the least region that is split, or between
+/// folios: what programs touch begins at any page.
+const EDGES_WITHIN: u64 = 16;
 /// Samples that a piece counts as having at least that was cut out: by the penalty, it
 /// is not there by chance.
 const CUT_EVIDENCE: f32 = 3.0;
@@ -131,8 +134,13 @@ pub(super) fn cut(
     }
     let reach = thresholds.reach.pages();
     remember(&region, &mut points, scans, thresholds.split.into(), reach);
-    let starts = segments(&points, scans);
-    let unit = (thresholds.minimum.0.max(region.folio_bytes()) / PAGE_BYTES).max(1);
+    let least = thresholds.minimum.pages();
+    let starts = if region.range.pages() > least {
+        segments(&points, scans)
+    } else {
+        vec![0]
+    };
+    let unit = (region.folio_bytes() / PAGE_BYTES).max(least / EDGES_WITHIN);
 
     let whole = region.range;
     let end = whole.end().page_index();
@@ -153,7 +161,7 @@ pub(super) fn cut(
                 (reach, unit),
             ) {
                 Some(edge) => edge,
-                // Nearer than the unit: one region that contradicts itself.
+                // Too near: one region that contradicts itself.
                 None => continue,
             }
         };
@@ -254,12 +262,8 @@ fn edge(
         }
     };
     let edge = scar.filter(|s| s.step == step).map_or(guess, |s| s.page);
-    let down = edge / unit * unit;
-    if down > last {
-        return Some(down);
-    }
-    let up = (last / unit + 1) * unit;
-    (up <= first).then_some(up)
+    let (lowest, highest) = ((last / unit + 1) * unit, first / unit * unit);
+    (lowest <= highest).then(|| (edge / unit * unit).clamp(lowest, highest))
 }
 
 /// The part of a region in `range`, with the points in it.

@@ -491,6 +491,33 @@ proptest! {
 }
 
 #[test]
+fn an_edge_lies_at_any_page_but_within_no_folio_and_what_is_small_stays_whole() {
+    let page = |page: u64, accessed, order| {
+        let mut told = sample(page * PAGE_BYTES, accessed);
+        told.1.order = order;
+        told
+    };
+    let edges = |samples: &[(Sample, Tally)], bytes, minimum| {
+        let mut map = map(&[range(0, bytes)]);
+        let thresholds = Thresholds { minimum, ..EDGES };
+        map.adapt(samples, 3, thresholds);
+        let ends = ranges(&map).into_iter().map(|(_, end)| end / PAGE_BYTES);
+        ends.collect::<Vec<_>>()
+    };
+    let small = Bytes(64 << 10);
+    // Between 101 and 106, next to none of the pages in which a multiple of 64 KiB begins.
+    let step = [page(100, 0, 0), page(106, 3, 0)];
+    assert_eq!(edges(&step, 2 * MIB, small), [103, 512]);
+    // To a sixteenth of the least that is split: no multiple of 16 pages lies between them.
+    assert_eq!(edges(&step, 2 * MIB, Bytes(MIB)), [512]);
+    assert_eq!(edges(&step, 2 * MIB, Bytes(2 * MIB)), [512]);
+    let folios = [page(100, 0, 5), page(170, 3, 5)];
+    assert_eq!(edges(&folios, 2 * MIB, small), [128, 512]);
+    let tiny = [page(3, 0, 0), page(9, 3, 0)];
+    assert_eq!(edges(&tiny, 64 << 10, small), [16]);
+}
+
+#[test]
 fn what_comes_back_comes_back_within_its_old_edges() {
     let thresholds = Thresholds {
         rule: SplitRule::Edges,
