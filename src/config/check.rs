@@ -185,7 +185,8 @@ fn profiling(
             print_bytes(settings.minimum_region),
             print_bytes(settings.initial_region)
         );
-        let remedy = "regions are split from the initial down to the minimum size";
+        let remedy =
+            "regions begin with the initial size, and are not split when they have the minimum";
         check.fault(entry, "profiling.minimum_region", message, remedy);
     }
     if settings.merge_threshold > settings.split_threshold {

@@ -231,10 +231,14 @@ impl Engine {
             allotted.samples
         } else {
             // Each region has its sample whatever that costs.
-            let scans = u64::from(self.settings.profiling.scans.max(1));
-            allotted
-                .samples
-                .max((drawn.samples.len() as u64).div_ceil(scans))
+            let all = drawn.samples.len() as u64;
+            let first = drawn.roles.iter().filter(|role| role.is_first()).count() as u64;
+            let of_a_scan = match self.settings.profiling.look_rule() {
+                LookRule::Sequential => first,
+                LookRule::Fresh => all.div_ceil(self.pages_per_sample().into()),
+                LookRule::Repeated => all,
+            };
+            allotted.samples.max(of_a_scan)
         };
         let forget = self.forget_next(seen, &told, allotted.interval);
         let (accesses, surveys) = self.look_over(seen, &told);

@@ -8,7 +8,7 @@
 //! **Approach.** [`LookRule::Sequential`], ours, stops where a look has said all: what was
 //! idle in a long window is idle in the shorter ones after it, too, as good as always
 //! ([`windows`](super::windows)). The first scan looks at the sample of each region; the
-//! others look again at what was accessed, which tells how often, and with the looks that
+//! others look again at what was accessed, which tells how often, or could not tell, and with the looks that
 //! idle pages leave over at pages that nobody looked at yet: the gaps in which edges lie, then
 //! regions that had no sample for want of them, then what is hidden in cold memory.
 //! Of cold memory the same number of looks sees almost `num_scans` times as many pages.
@@ -19,8 +19,8 @@
 //! their region is held to be; for each of these it leaves out a new one. What surprises is
 //! looked at again, as far as scans are left.
 //!
-//! **Properties** (proptest below): a scan never looks at more than its share, nor
-//! at anything twice in itself.
+//! **Properties** (proptest below): but for [`LookRule::Repeated`] a scan never looks at more
+//! than its share, nor at anything twice in itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +47,11 @@ pub enum Role {
 }
 
 impl Role {
+    /// Whether the first scan looks at it.
+    pub(super) fn is_first(self) -> bool {
+        !Self::LATER.contains(&self)
+    }
+
     /// Those that come after the first scan, the most urgent first.
     const LATER: [Self; 3] = [Self::Edge, Self::Late, Self::Scout];
 }
@@ -61,12 +66,16 @@ pub struct Looks {
     /// Scans until every sample has had its first look, and which samples begin.
     stages: usize,
     turn: usize,
+    /// Whose turn it is where a scan cannot look at all of them.
+    epoch: usize,
     rule: LookRule,
     again: Vec<usize>,
     /// All samples with what was seen of each so far.
     whole: AccessSet,
-    /// The scan of each one's first look; `None`: it had none yet.
+    /// The scan of each one's first look, and of the first that could tell; `None`: it had
+    /// none yet.
     first: Vec<Option<u8>>,
+    told: Vec<Option<u8>>,
     /// Those of the scan under way, and where they are in `whole`.
     part: AccessSet,
     indices: Vec<usize>,
@@ -87,9 +96,11 @@ impl Looks {
         let scans = usize::from(scans.max(1));
         Self {
             first: vec![None; samples.len()],
+            told: vec![None; samples.len()],
             share,
             stages: samples.len().div_ceil(share).clamp(1, scans),
             turn: usize::try_from(turn % scans as u64).unwrap_or(0),
+            epoch: usize::try_from(turn % (1 << 32)).unwrap_or(0),
             whole: AccessSet::new(samples),
             roles,
             rule,
@@ -131,13 +142,16 @@ impl Looks {
         self.whole.add(&self.part, &self.indices);
         for &i in &self.indices {
             self.first[i].get_or_insert(scan);
+            if self.whole.tallies()[i].known > 0 {
+                self.told[i].get_or_insert(scan);
+            }
         }
     }
 
     /// All that was looked at.
     pub fn into_seen(mut self) -> AccessSet {
         if self.rule == LookRule::Sequential {
-            self.whole.settle(&self.first);
+            self.whole.settle(&self.told);
         }
         let looked: Vec<bool> = self.first.iter().map(Option::is_some).collect();
         self.whole.retain(&looked);
@@ -159,9 +173,10 @@ impl Looks {
         let all = seen.len();
         let has = |i: &usize, role| self.roles.get(*i) == Some(&role);
         if scan == 0 {
-            let is_later = |i: &usize| Role::LATER.into_iter().any(|role| has(i, role));
-            let first = || (0..all).filter(|i| !is_later(i));
-            evenly(first(), first().count(), self.share, out);
+            let is_first = |i: &usize| self.roles.get(*i).is_none_or(|role| role.is_first());
+            let first = || (0..all).filter(is_first);
+            let count = first().count();
+            in_turn(first(), count, self.share, self.epoch % count.max(1), out);
             return;
         }
         let is_open =
@@ -211,7 +226,18 @@ impl Looks {
 
 /// `wanted` of `count` items, or all of them, spread evenly.
 fn evenly(items: impl Iterator<Item = usize>, count: usize, wanted: usize, out: &mut Vec<usize>) {
-    let taken = |k: usize| k * wanted.min(count) / count.max(1);
+    in_turn(items, count, wanted, 0, out);
+}
+
+/// The same, others with each `turn` below `count`: all have had theirs after so many.
+fn in_turn(
+    items: impl Iterator<Item = usize>,
+    count: usize,
+    wanted: usize,
+    turn: usize,
+    out: &mut Vec<usize>,
+) {
+    let taken = |k: usize| (turn + k) * wanted.min(count) / count.max(1);
     out.extend(
         items
             .enumerate()
@@ -293,7 +319,7 @@ mod tests {
         let mut looks = Looks::new(samples(12), roles, (3, 4), LookRule::Sequential, 0);
         let hot = |page| page == 1 || page == 6;
         assert_eq!(scan(&mut looks, hot), [0, 1, 4, 8]);
-        // Again what was accessed, then what is urgent, then one of the scouts.
+        // Again what was accessed, then the edge, the late one, and one of the scouts.
         let second = scan(&mut looks, hot);
         assert!(second.len() == 4 && [1, 6, 9].iter().all(|i| second.contains(i)));
         let third = scan(&mut looks, hot);
@@ -311,6 +337,48 @@ mod tests {
             9,
             "what there was no look for is left out"
         );
+    }
+
+    #[test]
+    fn edges_come_before_late_samples_and_all_of_the_first_have_their_turn() {
+        use Role::{Cold, Edge, Late, Scout};
+        let roles = vec![Late, Scout, Edge, Cold, Cold, Cold];
+        let mut first = std::collections::BTreeSet::new();
+        for turn in 0..3 {
+            let mut looks = Looks::new(
+                samples(6),
+                roles.clone(),
+                (3, 1),
+                LookRule::Sequential,
+                turn,
+            );
+            first.extend(scan(&mut looks, |_| false));
+            assert_eq!(scan(&mut looks, |_| false), [2]);
+            assert_eq!(scan(&mut looks, |_| false), [0]);
+        }
+        assert_eq!(first.into_iter().collect::<Vec<_>>(), [3, 4, 5]);
+    }
+
+    #[test]
+    fn what_a_window_cannot_tell_is_not_idle_in_it() {
+        let roles = vec![Role::Cold; 2];
+        let mut looks = Looks::new(samples(2), roles, (3, 2), LookRule::Sequential, 0);
+        let verdicts = [
+            [Seen::Unknown, Seen::Idle],
+            [Seen::Idle; 2],
+            [Seen::Idle; 2],
+        ];
+        for verdicts in verdicts {
+            let count = looks.begin().len();
+            for i in 0..count {
+                let page = looks.part().samples()[i].addr.page_index();
+                let seen = verdicts[usize::try_from(page).unwrap()];
+                looks.part().record(i, seen);
+            }
+            looks.end(true);
+        }
+        let known: Vec<u8> = looks.into_seen().iter().map(|(_, t)| t.known).collect();
+        assert_eq!(known, [2, 3], "nobody saw the first in the longest window");
     }
 
     #[test]

@@ -302,8 +302,8 @@ impl AccessSet {
         self.end_scan();
     }
 
-    /// What was idle in all of its looks is held to be idle in the scans after its first
-    /// one, which is said of each sample, `None` of one without any.
+    /// What was idle in all of its looks is held to be idle in the scans after the first one
+    /// that could tell, which is said of each sample, `None` of one without any.
     pub fn settle(&mut self, first: &[Option<u8>]) {
         for (tally, first) in self.tallies.iter_mut().zip(first) {
             if let Some(first) = first.filter(|_| tally.accessed == 0 && tally.known > 0) {

@@ -108,8 +108,8 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
 
 /// Deals `total` samples out to the regions where the hotness of neighbours
 /// differs: one to each, then one to each page in doubt and to each side of an edge
-/// that is not yet known as closely as regions are split, as long as these take no more
-/// than half of what is left, then the rest by length. Where there are scouts, up to so
+/// that is not yet known as closely as edges lie, as long as these take no more than half
+/// of what is left, then the rest by length. Where there are scouts, up to so
 /// many, edges are for them, and so are regions that get no sample.
 pub(super) fn deal_to_edges(
     map: &mut RegionMap,
@@ -141,17 +141,19 @@ pub(super) fn deal_to_edges(
         }
         for (region, side) in [(before, 1), (i, 0)] {
             let r = &regions[region];
-            let unit = thresholds.minimum.0.max(r.folio_bytes());
-            let unit = unit.max(DENSEST * PAGE_BYTES);
+            let unit = thresholds.unit(r.folio_bytes()).max(DENSEST * PAGE_BYTES);
             if r.gaps()[side].is_some_and(|gap| gap.bytes().0 >= unit) {
                 sides.push((region, side));
             }
         }
     }
+    let mut left = scouts;
     if scouts > 0 {
-        in_turn(&sides, total / SCOUTS_PER_GAP, turn, |&(region, side)| {
+        let most = total.min(scouts) / SCOUTS_PER_GAP;
+        let gaps = in_turn(&sides, most, turn, |&(region, side)| {
             regions[region].aims[side] = Aim::Scouts;
         });
+        left -= SCOUTS_PER_GAP * gaps;
     } else {
         edges.extend(sides);
     }
@@ -165,7 +167,7 @@ pub(super) fn deal_to_edges(
         let start = turn.wrapping_mul(total) % count.max(1);
         for (i, region) in (0_u64..).zip(regions.iter_mut()) {
             let at = (i + count - start) % count;
-            if at >= total && at - total < scouts {
+            if at >= total && at - total < left {
                 region.aims[2] = Aim::Scouts;
             }
         }

@@ -252,12 +252,12 @@ impl TierTable {
                 }
             }
         }
-        let in_tier = |(tier, id): (&Tier, u16)| {
-            let nodes: Vec<_> = tier.nodes.iter().map(|&n| (n, TierId(id))).collect();
-            nodes
-        };
+        let by_node = tiers.iter().zip(0..).flat_map(|(tier, id)| {
+            let nodes = tier.nodes.iter();
+            nodes.map(move |&node| (node, TierId(id)))
+        });
         Ok(Self {
-            by_node: tiers.iter().zip(0..).flat_map(in_tier).collect(),
+            by_node: by_node.collect(),
             tiers,
             nodes,
             paths,
@@ -398,12 +398,12 @@ pub struct TierView {
 
 impl TierView {
     fn of(ranks: Vec<Rank>) -> Self {
-        let on_rank = |(at, rank): (usize, &Rank)| {
-            let nodes: Vec<_> = rank.nodes.iter().map(|&node| (node, at)).collect();
-            nodes
-        };
+        let by_node = ranks.iter().enumerate().flat_map(|(at, rank)| {
+            let nodes = rank.nodes.iter();
+            nodes.map(move |&node| (node, at))
+        });
         Self {
-            by_node: ranks.iter().enumerate().flat_map(on_rank).collect(),
+            by_node: by_node.collect(),
             ranks,
         }
     }

@@ -273,21 +273,22 @@ impl Daemon {
         let mut status = self.status();
         let from = epoch(&status);
         let count = u32::try_from(more).unwrap_or(100);
-        let until = Instant::now() + PATIENCE + self.interval * 3 * count;
+        let patience = PATIENCE + self.interval * 3 * count;
+        let until = Instant::now() + patience;
         let length = |status: &Value| {
             let seconds = status["epoch_seconds"].as_f64().unwrap_or(0.0);
             Duration::from_secs_f64(seconds).max(self.interval)
         };
-        std::thread::sleep(length(&status) * count * 7 / 8);
+        std::thread::sleep((length(&status) * count * 7 / 8).min(patience));
         loop {
-            status = self.status();
-            if epoch(&status) >= from + more {
-                return status;
+            match self.try_status() {
+                Ok(now) if epoch(&now) >= from + more => return now,
+                Ok(now) => status = now,
+                Err(_) => {}
             }
             assert!(
                 Instant::now() < until,
-                "{more} epochs after epoch {from}: not within {:?}; seen last: {status:#}\nlog: {}",
-                self.interval * 3 * count,
+                "{more} epochs after epoch {from}: not within {patience:?}; seen last: {status:#}\nlog: {}",
                 self.log()
             );
             std::thread::sleep((length(&status) / 16).max(LOOK_EVERY));

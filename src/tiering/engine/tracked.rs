@@ -151,8 +151,7 @@ impl Tracked {
     }
 
     /// Learns what samples tell beside how hot regions are, and brings up to date what
-    /// follows from the regions; what asking for its writes would cost, where it is `asked`
-    /// or going to be.
+    /// follows from the regions; with `measures` also what asking for its writes would cost.
     pub(super) fn record(&mut self, samples: &[(Sample, Tally)], asked: Asked, measures: bool) {
         let mut counted = Counted::default();
         self.map

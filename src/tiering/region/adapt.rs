@@ -24,7 +24,7 @@ pub struct Thresholds {
     pub surely: f32,
     /// τ2: split above.
     pub split: f32,
-    /// No region is split below so many bytes, a power of two.
+    /// No region of up to so many bytes, a power of two, is split; see [`Self::unit`].
     pub minimum: Bytes,
     /// How far around a lone sample what it tells is believed.
     pub reach: Bytes,
@@ -37,6 +37,17 @@ pub struct Thresholds {
     pub full_counts_more: f64,
     /// What a sample weighs in an average by the number of scans that looked at it.
     pub coverage: Coverage,
+}
+
+/// Edges lie at multiples of such a part of the least region that is not split, or between
+/// folios: what programs touch begins at any page.
+const EDGES_WITHIN: u64 = 16;
+
+impl Thresholds {
+    /// Bytes at multiples of which edges of a region of such folios lie.
+    pub(in crate::tiering) fn unit(&self, folio_bytes: u64) -> u64 {
+        folio_bytes.max(self.minimum.0 / EDGES_WITHIN)
+    }
 }
 
 #[cfg(test)]

@@ -11,14 +11,16 @@
 //! into the segments of greatest likelihood, counts being binomial, each cut
 //! paid for by a penalty (optimal partitioning, Jackson et al. 2005, pruned as in
 //! PELT, Killick et al. 2012). A cut lies in the middle between the samples that
-//! it tells apart, at any page that no folio lies across, which is where [`sampling`](crate::tiering::sampling) has the
+//! it tells apart, at any page, but within no folio. That is where
+//! [`sampling`](crate::tiering::sampling) has the
 //! next one drawn: an edge is found by bisection over epochs, at one sample each.
 //!
 //! What contradicts a region's past by a sample of its own is believed for
 //! `reach` around it and no further, or up to where an edge was once ([`Scars`]). What
 //! contradicts it, but not enough for a cut, is looked at again in the next epoch, and the
 //! looks of both count together ([`Doubt`]): a sequential test, for lone pages among stray
-//! accesses.
+//! accesses. So is what one look alone found accessed where nothing was: it changes
+//! nothing before.
 //!
 //! **Properties** (proptest in the parent): pieces cover the region; what is
 //! known of a piece lies in it.
@@ -43,9 +45,6 @@ const CUT_PENALTY: f64 = 2.5;
 /// then 2 of 2 in much cold memory are not cut out where there is one stray access
 /// more.
 const PER_LOG_LOOKS: f64 = 0.75;
-/// Edges lie at multiples of such a part of the least region that is split, or between
-/// folios: what programs touch begins at any page.
-const EDGES_WITHIN: u64 = 16;
 /// Samples that a piece counts as having at least that was cut out: by the penalty, it
 /// is not there by chance.
 const CUT_EVIDENCE: f32 = 3.0;
@@ -83,8 +82,18 @@ impl Point {
     }
 
     /// Whether it tells of something else than `past`, in scans of an epoch.
+    fn surprises(self, past: f64, scans: f64, split: f64) -> bool {
+        (self.count(scans) - past).abs() > split
+    }
+
+    /// The same for sure.
     fn contradicts(self, past: f64, scans: f64, split: f64) -> bool {
-        self.is_sure(scans) && (self.count(scans) - past).abs() > split
+        self.is_sure(scans) && self.surprises(past, scans, split)
+    }
+
+    /// Whether it may be a stray access: one look alone, where nothing was.
+    fn may_stray(self, past: f64, scans: f64, split: f64) -> bool {
+        self.accessed > 0.0 && !self.is_sure(scans) && self.surprises(past, scans, split)
     }
 }
 
@@ -140,7 +149,7 @@ pub(super) fn cut(
     } else {
         vec![0]
     };
-    let unit = (region.folio_bytes() / PAGE_BYTES).max(least / EDGES_WITHIN);
+    let unit = (thresholds.unit(region.folio_bytes()) / PAGE_BYTES).max(1);
 
     let whole = region.range;
     let end = whole.end().page_index();
@@ -169,7 +178,7 @@ pub(super) fn cut(
         let range = PageRange::new(VirtAddr(begin * PAGE_BYTES), VirtAddr(edge * PAGE_BYTES));
         debug_assert!(range.is_some(), "cuts ascend");
         if let Some(range) = range {
-            let mut piece = piece(&region, range, mine, scans, thresholds.ema);
+            let mut piece = piece(&region, range, mine, scans, thresholds);
             piece.doubt = doubt(&piece, mine, scans, thresholds);
             if range != whole {
                 piece.evidence = piece.evidence.max(CUT_EVIDENCE);
@@ -267,7 +276,13 @@ fn edge(
 }
 
 /// The part of a region in `range`, with the points in it.
-fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f32) -> Region {
+fn piece(
+    region: &Region,
+    range: PageRange,
+    points: &[Point],
+    scans: f64,
+    thresholds: Thresholds,
+) -> Region {
     let mut piece = region.part(range);
     let Known { first, last } = region.known;
     let was_known =
@@ -279,13 +294,16 @@ fn piece(region: &Region, range: PageRange, points: &[Point], scans: f64, ema: f
         piece.moved = None;
         piece.flips = 0;
     }
-    // Also where it is one look: a region that gets no more has nothing else to go by.
-    let fresh = || points.iter().filter(|p| p.fresh);
+    // Also where it is one look that found it idle: a region that gets no more has nothing
+    // else to go by. One that found what was idle accessed is in doubt.
+    let (past, split) = (f64::from(region.latest), thresholds.split.into());
+    let strays = |p: &Point| region.seen && p.may_stray(past, scans, split);
+    let fresh = || points.iter().filter(|p| p.fresh && !strays(p));
     piece.fresh = fresh().next().is_some();
     if let Some(latest) = mean(fresh(), scans) {
         let samples: f64 = fresh().map(|p| (p.known / scans).min(1.0)).sum();
         #[allow(clippy::cast_possible_truncation)]
-        piece.fold(latest as f32, samples as f32, ema);
+        piece.fold(latest as f32, samples as f32, thresholds.ema);
     }
     let sure = points.iter().filter(|p| p.is_sure(scans));
     let counts = sure.map(|p| p.count(scans));
@@ -319,8 +337,11 @@ fn doubt(piece: &Region, points: &[Point], scans: f64, thresholds: Thresholds) -
     // What is warm is seen in every scan now and then. Of huge folios one sample says it
     // all, and with tapered windows chance seldom does that.
     let tells = |p: &Point| p.order > 0 || thresholds.full_counts_more > 0.0;
-    let contradicts =
-        |p: &&Point| p.fresh && tells(p) && p.contradicts(past, scans, thresholds.split.into());
+    let split = thresholds.split.into();
+    let contradicts = |p: &&Point| {
+        let is_odd = p.contradicts(past, scans, split) || p.may_stray(past, scans, split);
+        p.fresh && tells(p) && is_odd
+    };
     let most =
         (points.iter().filter(contradicts)).max_by(|a, b| weight(a).total_cmp(&weight(b)))?;
     // Of older looks so many as have their say for two epochs, all of them small.

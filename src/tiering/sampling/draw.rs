@@ -156,10 +156,14 @@ impl Places {
         let first = range.start().page_index();
         let last = first + range.pages() - 1;
         let is_coarse = unit == 1 && range.pages() > FREELY_DRAWN;
-        let (grid, origin) = if is_coarse {
-            (DENSEST, first / DENSEST * DENSEST)
+        let (origin, count) = if is_coarse {
+            // Groups whose page lies in it; there are three at least.
+            let (low, high) = (first / DENSEST, last / DENSEST);
+            let low = low + u64::from(representative(low) < first);
+            let high = high - u64::from(representative(high) > last);
+            (low * DENSEST, high - low + 1)
         } else {
-            (unit, first)
+            (first, (last - first) / unit + 1)
         };
         Self {
             first,
@@ -167,7 +171,7 @@ impl Places {
             origin,
             unit,
             is_coarse,
-            count: (last - origin) / grid + 1,
+            count,
         }
     }
 
@@ -209,7 +213,12 @@ impl Places {
         let (start, end) = (gap.start().page_index(), gap.end().page_index());
         let page = start + at;
         let page = if self.is_coarse {
-            representative(page / DENSEST).clamp(start, end - 1)
+            // Of the group next to it where that one's lies outside; one that has none is
+            // as short as a group.
+            let group = page / DENSEST;
+            let inside = |page: &u64| (start..end).contains(page);
+            let near = [group, group + 1, group.saturating_sub(1)].map(representative);
+            near.into_iter().find(inside).unwrap_or(page)
         } else {
             page
         };
