@@ -38,19 +38,22 @@ mod pages;
 mod quiet;
 mod rebuild;
 mod scars;
+mod told;
 
 pub use adapt::{Adapted, Thresholds};
 pub use pages::Pages;
+pub use told::Asked;
 
 use counting::Counting;
 use held::Stuck;
 pub(super) use known::Aim;
 use known::{Doubt, Known};
 use scars::{Scars, Step};
+use told::share_of;
 
 use super::observation::{Sample, Tally};
 use super::plan::Direction;
-use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, VirtAddr};
+use crate::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 
 /// Epochs without any verdict after which what was seen of a region is of the past.
 const FORGOTTEN_AFTER: u8 = 4;
@@ -368,15 +371,6 @@ impl Region {
         self.order = largest;
     }
 
-    /// All of these samples, of which some could tell, say whether they were written.
-    fn record_writes(&mut self, samples: &[(Sample, Tally)]) {
-        let share = share_of(samples, |tally| tally.written);
-        self.written = match self.written() {
-            Some(before) => f32::midpoint(before, share),
-            None => share,
-        };
-    }
-
     fn absorb(&mut self, next: &Self) {
         let Some(range) = self.range.join(next.range) else {
             return;
@@ -420,25 +414,6 @@ impl Region {
         self.kept.1 = self.kept.1.max(next.kept.1);
         self.range = range;
     }
-}
-
-/// The share of samples for which something is true, of those that could tell.
-fn share_of(samples: &[(Sample, Tally)], is: impl Fn(&Tally) -> bool) -> f32 {
-    let (mut all, mut such) = (0_u32, 0_u32);
-    for (_, tally) in samples.iter().filter(|(_, tally)| tally.known > 0) {
-        all += 1;
-        such += u32::from(is(tally));
-    }
-    such as f32 / all.max(1) as f32
-}
-
-/// What to learn from an epoch's samples beside how hot regions are, and who shares them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
-    /// For how long regions are quiet; this is how long the epoch was.
-    pub quiet: Option<Nanos>,
-    /// What is written: samples tell since the epoch's begin.
-    pub writes: bool,
 }
 
 /// One target's regions, sorted and disjoint.
@@ -523,30 +498,6 @@ impl RegionMap {
             ] {
                 *count = restated(*count);
             }
-        }
-    }
-
-    /// What `samples` of this target, sorted, tell beside how hot it is; shows `each` of
-    /// the regions. In one pass: a million of them do not fit into a cache.
-    pub fn record(
-        &mut self,
-        samples: &[(Sample, Tally)],
-        asked: Asked,
-        mut each: impl FnMut(&Region),
-    ) {
-        let mut rest = samples;
-        for region in &mut self.regions {
-            let mine = take_in(&mut rest, region.range);
-            if mine.iter().any(|(_, tally)| tally.known > 0) {
-                region.record_shared(mine);
-                if let Some(elapsed) = asked.quiet {
-                    region.record_quiet(mine, elapsed);
-                }
-                if asked.writes {
-                    region.record_writes(mine);
-                }
-            }
-            each(region);
         }
     }
 

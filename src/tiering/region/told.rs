@@ -1,0 +1,61 @@
+//! What an epoch's samples tell of regions beside how hot they are.
+
+use super::{Region, RegionMap, take_in};
+use crate::tiering::observation::{Sample, Tally};
+use crate::units::Nanos;
+
+/// What to learn from an epoch's samples beside how hot regions are, and who shares them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// For how long regions are quiet; this is how long the epoch was.
+    pub quiet: Option<Nanos>,
+    /// What is written: samples tell since the epoch's begin.
+    pub writes: bool,
+}
+
+impl RegionMap {
+    /// What `samples` of this target, sorted, tell beside how hot it is; shows `each` of
+    /// the regions. In one pass: a million of them do not fit into a cache.
+    pub fn record(
+        &mut self,
+        samples: &[(Sample, Tally)],
+        asked: Asked,
+        mut each: impl FnMut(&Region),
+    ) {
+        let mut rest = samples;
+        for region in &mut self.regions {
+            let mine = take_in(&mut rest, region.range);
+            if mine.iter().any(|(_, tally)| tally.known > 0) {
+                region.record_shared(mine);
+                if let Some(elapsed) = asked.quiet {
+                    region.record_quiet(mine, elapsed);
+                }
+                if asked.writes {
+                    region.record_writes(mine);
+                }
+            }
+            each(region);
+        }
+    }
+}
+
+impl Region {
+    /// All of these samples, of which some could tell, say whether they were written.
+    fn record_writes(&mut self, samples: &[(Sample, Tally)]) {
+        let share = share_of(samples, |tally| tally.written);
+        self.written = match self.written() {
+            Some(before) => f32::midpoint(before, share),
+            None => share,
+        };
+    }
+}
+
+/// The share of samples for which something is true, of those that could tell.
+pub(super) fn share_of(samples: &[(Sample, Tally)], is: impl Fn(&Tally) -> bool) -> f32 {
+    let (mut all, mut such) = (0_u32, 0_u32);
+    for (_, tally) in samples.iter().filter(|(_, tally)| tally.known > 0) {
+        all += 1;
+        such += u32::from(is(tally));
+    }
+    such as f32 / all.max(1) as f32
+}
