@@ -8,9 +8,10 @@
 //! **Approach.** [`LookRule::Sequential`], ours, stops where a look has said all: what was
 //! idle in a long window is idle in the shorter ones after it, too, as good as always
 //! ([`windows`](super::windows)). The first scan looks at the sample of each region; the
-//! others look again at what was accessed, which tells how often, or could not tell, and with the looks that
-//! idle pages leave over at pages that nobody looked at yet: the gaps in which edges lie, then
-//! regions that had no sample for want of them, then what is hidden in cold memory.
+//! others look again at what was accessed, which tells how often, or could not tell, and
+//! with the looks that idle pages leave over at pages that nobody looked at yet: the gaps in
+//! which edges lie, then regions that had no sample for want of them, then what is hidden in
+//! cold memory.
 //! Of cold memory the same number of looks sees almost `num_scans` times as many pages.
 //! What is idle counts as idle in the scans after its first look.
 //!

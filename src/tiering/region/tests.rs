@@ -518,6 +518,33 @@ fn an_edge_lies_at_any_page_but_within_no_folio_and_what_is_small_stays_whole() 
 }
 
 #[test]
+fn one_look_that_found_what_was_idle_accessed_is_in_doubt_and_changes_nothing() {
+    let thresholds = Thresholds {
+        full_counts_more: 1.0,
+        ..EDGES
+    };
+    let cold = || {
+        let mut map = map(&[range(0, 2 * MIB)]);
+        map.adapt(&[sample(0, 0), sample(MIB, 0)], 3, thresholds);
+        map
+    };
+    let lone = |known| {
+        let mut told = sample(MIB, known);
+        told.1.known = known;
+        told
+    };
+    let mut one = cold();
+    one.adapt(&[lone(1)], 3, thresholds);
+    assert!(one.regions()[0].latest() <= 0.0, "{:?}", one.regions());
+    assert_eq!(one.regions()[0].doubted(), Some(MIB / PAGE_BYTES));
+    // Two looks are believed.
+    let mut two = cold();
+    two.adapt(&[lone(2)], 3, thresholds);
+    let hottest = two.regions().iter().map(Region::latest).fold(0.0, f32::max);
+    assert!(hottest > 2.0, "{:?}", two.regions());
+}
+
+#[test]
 fn what_comes_back_comes_back_within_its_old_edges() {
     let thresholds = Thresholds {
         rule: SplitRule::Edges,
