@@ -1,7 +1,6 @@
 //! Splits and merges regions by an epoch's counts.
 
-use std::num::NonZeroU8;
-
+use super::aside::Aside;
 use super::rebuild::Rebuild;
 use super::scars::Step;
 use super::{Doubt, Known, Pages, Region, RegionMap, edges, take_in};
@@ -115,7 +114,7 @@ impl RegionMap {
             let grows = parts.len() == 1 || thresholds.rule == SplitRule::Edges;
             for mut part in parts.drain(..) {
                 // What contradicts itself is alike with nothing.
-                let settled = grows && part.contrast <= thresholds.split;
+                let settled = grows && !part.is_mixed;
                 match rebuild.last_mut() {
                     Some(last) if open && settled && alike(last, &part, scans, thresholds) => {
                         let page = part.range.start().page_index();
@@ -226,11 +225,7 @@ impl Stats {
 fn accessed(samples: &[(Sample, Tally)]) -> Option<Doubt> {
     let seen = || samples.iter().filter(|(_, tally)| tally.accessed > 0);
     let (sample, tally) = seen().nth(seen().count() / 2)?;
-    Some(Doubt {
-        page: sample.addr.page_index(),
-        accessed: tally.accessed,
-        known: NonZeroU8::new(tally.known)?,
-    })
+    Doubt::new(sample.addr.page_index(), tally.accessed, tally.known)
 }
 
 /// Folds in the counts of `region` by the rules that remember no places.
@@ -241,7 +236,7 @@ fn fold(region: &mut Region, samples: &[(Sample, Tally)], scans: u8, thresholds:
         let orders = told.map(|(_, tally)| tally.order.min(20));
         region.fold_folios(orders, thresholds.ema);
         region.fold(stats.mean, stats.samples, thresholds.ema);
-        region.contrast = stats.contrast;
+        region.is_mixed = stats.contrast > thresholds.split;
     }
 }
 
@@ -256,7 +251,7 @@ fn halve(
 ) {
     fold(&mut region, samples, scans, thresholds);
     region.doubt = accessed(samples);
-    if region.contrast > thresholds.split {
+    if region.is_mixed {
         bisect(region, samples, scans, thresholds, out);
     } else {
         out.push(region);
@@ -275,17 +270,18 @@ fn bisect(
     let stats = Stats::of(samples, scans);
     if let Some(stats) = &stats {
         region.refold(stats.mean, thresholds.ema);
-        region.contrast = stats.contrast;
+        region.is_mixed = stats.contrast > thresholds.split;
     } else {
-        // No sample fell into this part: it keeps the parent's count, and its
-        // contrast is unknown.
-        region.contrast = 0.0;
+        // No sample fell into this part: it keeps the parent's count, and
+        // is not known to contradict itself.
+        region.is_mixed = false;
         region.fresh = false;
     }
     let unit = thresholds.minimum.0.max(region.folio_bytes());
     let range = region.range;
     let middle = VirtAddr(u64::midpoint(range.start().0, range.end().0)).align_down(unit);
-    let halves = (region.contrast > thresholds.split)
+    let halves = region
+        .is_mixed
         .then(|| range.split_at(middle))
         .flatten()
         .filter(|(low, high)| low.bytes().0 >= unit && high.bytes().0 >= unit);
@@ -300,7 +296,7 @@ fn bisect(
         quota,
         evidence: region.evidence / 2.0,
         is_counted: false,
-        counting: None,
+        aside: Aside::part(region.aside.as_deref(), range.pages(), region.range.pages()),
         start: region
             .start
             .filter(|_| range.start() == region.range.start()),

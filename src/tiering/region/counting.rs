@@ -16,12 +16,25 @@ impl Region {
         self.is_counted
     }
 
+    fn counting(&self) -> Option<&Counting> {
+        self.aside.as_ref()?.counting.as_ref()
+    }
+
+    /// Where its pages are, as far as a count under way has seen.
+    pub(super) fn pages_so_far(&mut self) -> Option<&mut Pages> {
+        let counting = self.aside.as_mut()?.counting.as_mut()?;
+        Some(&mut counting.pages)
+    }
+
+    /// It is to be counted from its start.
+    pub(super) fn count_anew(&mut self) {
+        self.is_counted = false;
+        self.aside_mut(|aside| aside.counting = None);
+    }
+
     /// What of it to count next, at most `limit` pages.
     pub(in crate::tiering) fn next_sweep(&self, limit: u64) -> PageRange {
-        let start = self
-            .counting
-            .as_ref()
-            .map_or(self.range.start(), |c| c.next);
+        let start = self.counting().map_or(self.range.start(), |c| c.next);
         let end = start
             .checked_add(Bytes::from_pages(limit.max(1)))
             .map_or(self.range.end(), |e| e.min(self.range.end()));
@@ -30,28 +43,31 @@ impl Region {
 
     /// Folds in a count of `range`, if it is the one that was due.
     pub(super) fn count(&mut self, range: PageRange, pages: &[(NodeId, u64)]) {
-        let due = self
-            .counting
-            .as_ref()
-            .map_or(self.range.start(), |c| c.next);
+        let due = self.counting().map_or(self.range.start(), |c| c.next);
         if range.start() != due || !self.range.covers(range) {
             return;
         }
-        let mut counting = self.counting.take().unwrap_or_else(|| {
-            Box::new(Counting {
-                next: range.start(),
-                pages: Pages::default(),
-            })
-        });
-        for &(node, count) in pages {
-            counting.pages.add(node, count);
-        }
-        counting.next = range.end();
-        if range.end() == self.range.end() {
-            self.pages = counting.pages;
+        let is_last = range.end() == self.range.end();
+        if self.aside.is_none() && is_last {
+            // Nearly all regions: counted at once.
+            self.pages = Pages::from_counts(pages);
             self.is_counted = true;
-        } else {
-            self.counting = Some(counting);
+            return;
         }
+        let mut counted = self.pages_so_far().map(std::mem::take).unwrap_or_default();
+        for &(node, count) in pages {
+            counted.add(node, count);
+        }
+        let under_way = if is_last {
+            self.pages = counted;
+            self.is_counted = true;
+            None
+        } else {
+            Some(Counting {
+                next: range.end(),
+                pages: counted,
+            })
+        };
+        self.aside_mut(|aside| aside.counting = under_way);
     }
 }

@@ -25,8 +25,6 @@
 //! **Properties** (proptest in the parent): pieces cover the region; what is
 //! known of a piece lies in it.
 
-use std::num::NonZeroU8;
-
 use super::adapt::Thresholds;
 use super::scars::{Scars, Step};
 use super::{Doubt, Known, Region};
@@ -136,10 +134,10 @@ pub(super) fn cut(
     // Two samples of one folio saw the same.
     points.dedup_by(|b, a| a.shares_folio(b.page));
     if let Some(doubt) = region.doubt.take()
-        && let Some(again) = points.iter_mut().find(|p| p.shares_folio(doubt.page))
+        && let Some(again) = points.iter_mut().find(|p| p.shares_folio(doubt.page()))
     {
-        again.accessed += f64::from(doubt.accessed);
-        again.known += f64::from(doubt.known.get());
+        again.accessed += doubt.accessed();
+        again.known += doubt.known();
     }
     let reach = thresholds.reach.pages();
     remember(&region, &mut points, scans, thresholds.split.into(), reach);
@@ -197,7 +195,7 @@ fn remember(region: &Region, points: &mut Vec<Point>, scans: f64, split: f64, re
     }
     let past = f64::from(region.latest);
     let contradicts = |p: &Point| p.contradicts(past, scans, split);
-    let is_mixed = f64::from(region.contrast) > split;
+    let is_mixed = region.is_mixed;
     // Several samples, all sure, and not one that agrees: it is all different now. Two do
     // where they speak for all of it.
     let several = points.len() > 2 || (points.len() == 2 && region.range.pages() <= 4 * reach);
@@ -310,10 +308,7 @@ fn piece(
     let (low, high) = counts.fold((f64::INFINITY, 0.0_f64), |(low, high), count| {
         (low.min(count), high.max(count))
     });
-    #[allow(clippy::cast_possible_truncation)]
-    {
-        piece.contrast = (high - low).max(0.0) as f32;
-    }
+    piece.is_mixed = high - low > split;
     // One look says too little to cut, but enough not to be held to be like the rest.
     let now = f64::from(piece.latest);
     let agrees = |p: &&Point| p.is_sure(scans) || (p.count(scans) - now).abs() <= scans / 2.0;
@@ -346,11 +341,11 @@ fn doubt(piece: &Region, points: &[Point], scans: f64, thresholds: Thresholds) -
         (points.iter().filter(contradicts)).max_by(|a, b| weight(a).total_cmp(&weight(b)))?;
     // Of older looks so many as have their say for two epochs, all of them small.
     let kept = (2.0 * scans / most.known).min(1.0);
-    Some(Doubt {
-        page: most.page,
-        accessed: (most.accessed * kept).round() as u8,
-        known: NonZeroU8::new((most.known * kept).round() as u8)?,
-    })
+    Doubt::new(
+        most.page,
+        (most.accessed * kept).round() as u8,
+        (most.known * kept).round() as u8,
+    )
 }
 
 /// Mean count of some points: a page does not weigh more for being looked at more often

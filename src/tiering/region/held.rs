@@ -12,30 +12,11 @@ use super::{Region, RegionMap, share_of, short};
 use crate::tiering::observation::{Sample, Tally};
 use crate::units::{Bytes, PageRange};
 
-/// For how long a region is left alone since nothing of it could be moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stuck {
-    /// Until this epoch.
-    until: u32,
-    /// For nothing but sharing: until its samples are not shared.
-    by_sharing: bool,
-}
-
-impl Stuck {
-    /// That of both together: what is not stuck should not have to wait for what is.
-    pub(super) fn join(self, other: Self) -> Self {
-        Self {
-            until: self.until.min(other.until),
-            by_sharing: self.by_sharing && other.by_sharing,
-        }
-    }
-}
-
 impl Region {
     /// The epoch until which it is left alone because nothing of it could be
     /// moved; 0: never.
     pub fn stuck_until(&self) -> u64 {
-        self.stuck.until.into()
+        self.stuck_until.into()
     }
 
     /// Present bytes of it that another process maps too, by its samples.
@@ -48,7 +29,7 @@ impl Region {
     /// Bytes that the kernel kept where they were when they were last to be moved, as far
     /// as they are there in this epoch and that is not long ago.
     pub fn kept(&self, epoch: u64) -> Bytes {
-        let (pages, until) = self.kept;
+        let (pages, until) = self.aside.as_ref().map_or((0, 0), |aside| aside.kept);
         if epoch > u64::from(until) {
             return Bytes::ZERO;
         }
@@ -58,8 +39,8 @@ impl Region {
     /// What its samples, of which some could tell, say of others that map its pages too.
     pub(super) fn record_shared(&mut self, samples: &[(Sample, Tally)]) {
         self.shared = share_of(samples, |tally| tally.shared);
-        if self.shared <= 0.0 && self.stuck.by_sharing {
-            self.stuck = Stuck::default();
+        if self.shared <= 0.0 && self.stuck_by_sharing {
+            (self.stuck_until, self.stuck_by_sharing) = (0, false);
         }
     }
 }
@@ -69,10 +50,8 @@ impl RegionMap {
     /// for nothing but sharing, until its samples are not shared.
     pub fn record_stuck(&mut self, range: PageRange, epoch: u64, by_sharing: bool) {
         for region in self.within(range) {
-            region.stuck = Stuck {
-                until: short(epoch),
-                by_sharing,
-            };
+            region.stuck_until = short(epoch);
+            region.stuck_by_sharing = by_sharing;
         }
     }
 
@@ -82,7 +61,12 @@ impl RegionMap {
         let mut left = pages;
         for region in self.within(range) {
             let here = left.min(region.range.pages());
-            region.kept = (short(here), short(epoch));
+            let kept = if here > 0 {
+                (short(here), short(epoch))
+            } else {
+                (0, 0)
+            };
+            region.aside_mut(|aside| aside.kept = kept);
             left -= here;
         }
     }

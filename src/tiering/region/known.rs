@@ -1,6 +1,6 @@
 //! What a region remembers of single pages.
 
-use std::num::NonZeroU8;
+use std::num::NonZeroU64;
 
 use crate::units::PageRange;
 
@@ -51,10 +51,36 @@ pub(in crate::tiering) enum Aim {
 
 /// A page to be looked at again. At edges: it contradicted its region, but not enough to
 /// cut it, and is then believed or forgotten. By halves: it was seen accessed.
+///
+/// In one word, since there are a million regions: 52 bits of a page's number are all that
+/// an address has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Doubt {
-    pub(super) page: u64,
-    /// Looks at it so far that found it accessed, and that could tell.
-    pub(super) accessed: u8,
-    pub(super) known: NonZeroU8,
+pub(super) struct Doubt(NonZeroU64);
+
+/// Looks are counted up to this: some epochs' of all.
+const MOST_LOOKS: u8 = 63;
+
+impl Doubt {
+    /// Looks at it so far that found it accessed, and that could tell; none if none could.
+    pub(super) fn new(page: u64, accessed: u8, known: u8) -> Option<Self> {
+        let looks = |count: u8| u64::from(count.min(MOST_LOOKS));
+        let word = page << 12 | looks(accessed) << 6 | looks(known);
+        NonZeroU64::new(word).filter(|_| known > 0).map(Self)
+    }
+
+    pub(super) fn page(self) -> u64 {
+        self.0.get() >> 12
+    }
+
+    pub(super) fn accessed(self) -> f64 {
+        Self::looks(self.0.get() >> 6)
+    }
+
+    pub(super) fn known(self) -> f64 {
+        Self::looks(self.0.get())
+    }
+
+    fn looks(word: u64) -> f64 {
+        (word & u64::from(MOST_LOOKS)) as f64
+    }
 }

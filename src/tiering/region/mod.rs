@@ -29,6 +29,7 @@
 //! and, by halves, quota (a merge halves the quota, never below one).
 
 mod adapt;
+mod aside;
 mod counting;
 mod edges;
 mod held;
@@ -44,8 +45,7 @@ pub use adapt::{Adapted, Thresholds};
 pub use pages::Pages;
 pub use told::Asked;
 
-use counting::Counting;
-use held::Stuck;
+use aside::Aside;
 pub(super) use known::Aim;
 use known::{Doubt, Known};
 use scars::{Scars, Step};
@@ -58,6 +58,10 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 /// Epochs without any verdict after which what was seen of a region is of the past.
 const FORGOTTEN_AFTER: u8 = 4;
 
+/// What the last epoch weighs in a region's heat. With a half, what was seen in all of three
+/// scans and then in the longest window only, having cooled early in it, is neither hot nor
+/// cold: the last epoch is to decide.
+const LATEST_COUNTS: f32 = 0.51;
 /// As a share of what was written.
 const NOT_KNOWN: f32 = -1.0;
 
@@ -96,10 +100,10 @@ pub struct Region {
     /// Epochs in a row in which it was watched and nothing could be told.
     untold: u8,
     known: Known,
-    /// Greatest minus smallest count among its samples in the last epoch.
-    contrast: f32,
     /// Share of its samples that were written in an epoch, smoothed; below 0: not known.
     written: f32,
+    /// Whether its samples of the last epoch contradict each other.
+    is_mixed: bool,
     /// Largest folio seen among its samples in the last epoch, as log2 of pages.
     order: u8,
     /// Folios per page of its samples, 0 to 1, smoothed.
@@ -107,27 +111,28 @@ pub struct Region {
     pages: Pages,
     /// Whether its pages were counted to the end since it came to be, not only derived.
     is_counted: bool,
-    counting: Option<Box<Counting>>,
+    /// What few regions have.
+    aside: Option<Box<Aside>>,
     /// What of it to look at again.
     doubt: Option<Doubt>,
     /// At which of its ends the next samples look for the edge, and whether one looks
     /// again at what is in doubt.
     pub(super) aims: [Aim; 3],
-    /// When and where to it was last moved.
-    moved: Option<(u32, Direction)>,
+    /// When it was last moved, if it was, and which way.
+    moved_at: u32,
+    moved: Option<Direction>,
     /// Seconds without an access that was seen.
     quiet: f32,
     /// How often it was moved back at once, of late.
     flips: u8,
     /// Epochs since its last move, or since `flips` became less.
     calm: u8,
-    /// For how long it is left alone since nothing of it could be moved.
-    stuck: Stuck,
+    /// The epoch until which it is left alone since nothing of it could be moved, and
+    /// whether that is for nothing but sharing: until its samples are not shared.
+    stuck_until: u32,
+    stuck_by_sharing: bool,
     /// Share of its samples that another process maps too, as last seen.
     shared: f32,
-    /// Pages that the kernel kept where they were when they were last to be moved, and the
-    /// epoch until which that is held to be so.
-    kept: (u32, u32),
     /// Whether hotness once changed at its first page.
     start: Option<Step>,
 }
@@ -147,22 +152,23 @@ impl Region {
             fresh: false,
             untold: 0,
             known: Known::NOTHING,
-            contrast: 0.0,
             written: NOT_KNOWN,
+            is_mixed: false,
             order: 0,
             folios: 1.0,
             pages: Pages::default(),
             is_counted: false,
-            counting: None,
+            aside: None,
             doubt: None,
             aims: [Aim::None; 3],
+            moved_at: 0,
             moved: None,
             quiet: 0.0,
             flips: 0,
             calm: 0,
-            stuck: Stuck::default(),
+            stuck_until: 0,
+            stuck_by_sharing: false,
             shared: 0.0,
-            kept: (0, 0),
             start: None,
         }
     }
@@ -244,11 +250,11 @@ impl Region {
         self.previous
     }
 
-    /// How hot to hold it now, in scans: its average and its last epoch count alike.
-    /// The average alone holds what has just become hot and what has just cooled to
-    /// be the same.
+    /// How hot to hold it now, in scans: its average and its last epoch count alike, but
+    /// for ties ([`LATEST_COUNTS`]). The average alone holds what has just become hot and
+    /// what has just cooled to be the same.
     pub fn heat(&self) -> f32 {
-        f32::midpoint(self.hotness, self.latest)
+        LATEST_COUNTS * self.latest + (1.0 - LATEST_COUNTS) * self.hotness
     }
 
     /// How much the last two epochs differ.
@@ -289,7 +295,7 @@ impl Region {
     /// The page to be looked at again.
     pub(super) fn doubted(&self) -> Option<u64> {
         let inside = |page: &u64| self.range.contains(VirtAddr(page * PAGE_BYTES));
-        self.doubt.map(|doubt| doubt.page).filter(inside)
+        self.doubt.map(Doubt::page).filter(inside)
     }
 
     /// Samples that it gets in the next epoch.
@@ -320,12 +326,8 @@ impl Region {
             // What was seen of all of it tells as much of a part as that is long.
             evidence: self.evidence * (range.pages() as f32 / self.range.pages() as f32),
             known: self.known.within(range),
-            kept: (
-                short(u64::from(self.kept.0) * range.pages() / self.range.pages().max(1)),
-                self.kept.1,
-            ),
+            aside: Aside::part(self.aside.as_deref(), range.pages(), self.range.pages()),
             is_counted: false,
-            counting: None,
             start: self.start.filter(|_| range.start() == self.range.start()),
             ..self.clone()
         }
@@ -389,29 +391,29 @@ impl Region {
             (a, b) => a.or(b).unwrap_or(NOT_KNOWN),
         };
         self.known = self.known.join(next.known);
-        self.contrast = self.contrast.max(next.contrast);
+        self.is_mixed |= next.is_mixed;
         self.order = self.order.max(next.order);
         self.folios = mean(self.folios, next.folios);
         self.doubt = self.doubt.or(next.doubt);
         // HM-Keeper §1.2: the combined quota is halved.
         self.quota = u32::midpoint(self.quota, next.quota).max(1);
         self.is_counted &= next.is_counted;
-        self.counting = None;
         for (node, count) in next.pages.iter() {
             self.pages.add(node, count);
         }
         // A small part that was moved of late does not make the whole rest.
         if theirs > mine {
-            self.moved = next.moved;
+            (self.moved_at, self.moved) = (next.moved_at, next.moved);
             self.flips = next.flips;
             self.calm = next.calm;
             self.fresh = next.fresh;
         }
-        self.stuck = self.stuck.join(next.stuck);
+        // What is not stuck should not have to wait for what is.
+        self.stuck_until = self.stuck_until.min(next.stuck_until);
+        self.stuck_by_sharing &= next.stuck_by_sharing;
         self.quiet = self.quiet.min(next.quiet);
         self.shared = mean(self.shared, next.shared);
-        self.kept.0 = self.kept.0.saturating_add(next.kept.0);
-        self.kept.1 = self.kept.1.max(next.kept.1);
+        self.aside = Aside::join(self.aside.as_deref(), next.aside.as_deref());
         self.range = range;
     }
 }

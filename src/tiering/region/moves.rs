@@ -13,7 +13,7 @@ const FLIPS_MAX: u8 = 4;
 impl Region {
     /// The epoch and direction of its last move.
     pub fn moved(&self) -> Option<(u64, Direction)> {
-        self.moved.map(|(epoch, way)| (u64::from(epoch), way))
+        self.moved.map(|way| (self.moved_at.into(), way))
     }
 
     /// How often it was moved back, the other way than the time before, soon after that; with
@@ -60,10 +60,10 @@ impl RegionMap {
                     region.flips = (region.flips + 1).min(FLIPS_MAX);
                 }
                 region.calm = 0;
-                region.moved = Some((short(at.0), at.1));
+                (region.moved_at, region.moved) = (short(at.0), Some(at.1));
                 // A count under way has seen them where they no longer are.
-                if let Some(counting) = &mut region.counting {
-                    counting.pages.shift(from, to, count);
+                if let Some(pages) = region.pages_so_far() {
+                    pages.shift(from, to, count);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! Where the pages of a region are.
 
+use super::short;
 use crate::units::NodeId;
 
 /// Pages of one region per node, ascending by node.
@@ -9,13 +10,14 @@ use crate::units::NodeId;
 /// of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pages {
-    /// The first node that has any; none has if the count is zero.
-    first: (NodeId, u64),
+    /// The first node that has any; none has if the count is zero. Up to 16 TiB of one
+    /// region, in half the room.
+    first: (NodeId, u32),
     /// The others.
     rest: Option<Box<Rest>>,
 }
 
-const NOWHERE: (NodeId, u64) = (NodeId(0), 0);
+const NOWHERE: (NodeId, u32) = (NodeId(0), 0);
 
 /// Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +60,8 @@ impl Pages {
 
     /// Each node that has any, ascending.
     pub fn iter(&self) -> impl Iterator<Item = (NodeId, u64)> + '_ {
-        let first = Some(self.first).filter(|(_, count)| *count > 0);
+        let (node, count) = self.first;
+        let first = (count > 0).then_some((node, count.into()));
         first.into_iter().chain(self.rest().iter().copied())
     }
 
@@ -68,16 +71,17 @@ impl Pages {
             return;
         }
         if self.first.1 == 0 {
-            self.first = (node, count);
+            self.first = (node, short(count));
             return;
         }
         if node == self.first.0 {
-            self.first.1 += count;
+            self.first.1 = self.first.1.saturating_add(short(count));
             return;
         }
         // What stands first gives way to a node before it.
         let (node, count) = if node < self.first.0 {
-            std::mem::replace(&mut self.first, (node, count))
+            let (node, count) = std::mem::replace(&mut self.first, (node, short(count)));
+            (node, count.into())
         } else {
             (node, count)
         };
@@ -112,13 +116,14 @@ impl Pages {
     /// `count` fewer on a node that has so many.
     fn take(&mut self, node: NodeId, count: u64) {
         if node == self.first.0 {
-            self.first.1 -= count;
+            self.first.1 -= short(count);
             if self.first.1 > 0 {
                 return;
             }
             self.first = NOWHERE;
             if let Some(mut rest) = self.rest.take() {
-                self.first = rest.0.remove(0);
+                let (node, count) = rest.0.remove(0);
+                self.first = (node, short(count));
                 self.rest = Some(rest).filter(|rest| !rest.0.is_empty());
             }
             return;

@@ -40,8 +40,7 @@ impl RegionMap {
     /// it has to be quiet anew before that is done again.
     pub fn record_paged_out(&mut self, range: PageRange, is_whole: bool) {
         for region in self.within(range) {
-            region.is_counted = false;
-            region.counting = None;
+            region.count_anew();
             if is_whole && range.covers(region.range) {
                 region.quiet = 0.0;
             }

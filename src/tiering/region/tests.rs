@@ -586,5 +586,5 @@ fn what_comes_back_comes_back_within_its_old_edges() {
 
 #[test]
 fn a_million_regions_fit_into_200_mb() {
-    assert!(size_of::<Region>() <= 160, "{} bytes", size_of::<Region>());
+    assert!(size_of::<Region>() <= 128, "{} bytes", size_of::<Region>());
 }
