@@ -368,10 +368,12 @@ impl TierTable {
             match ranks.last_mut() {
                 Some(rank) if latency <= rank.latency_ns * (1.0 + SAME_RANK) => {
                     rank.nodes.push(node);
+                    rank.has_cpus |= self.initiators().any(|n| n.id == node);
                 }
                 _ => ranks.push(Rank {
                     nodes: vec![node],
                     latency_ns: latency,
+                    has_cpus: self.initiators().any(|n| n.id == node),
                 }),
             }
         }
@@ -386,6 +388,8 @@ pub struct Rank {
     pub nodes: Vec<NodeId>,
     /// Mean read latency of the nearest, in nanoseconds.
     pub latency_ns: f64,
+    /// Whether one of them has CPUs of its own.
+    pub has_cpus: bool,
 }
 
 /// The nodes that a program may use, fastest first.

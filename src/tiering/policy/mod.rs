@@ -4,6 +4,7 @@ pub mod adaptive;
 pub mod hm_keeper;
 mod lasting;
 mod ledger;
+mod memory_tiering;
 pub mod peers;
 mod place;
 mod planner;
@@ -16,6 +17,7 @@ mod worth;
 pub use adaptive::Adaptive;
 pub use hm_keeper::HmKeeper;
 pub use ledger::Ledger;
+pub use memory_tiering::MemoryTiering;
 pub use peers::PeerPolicy;
 
 use super::observation::{Share, TargetId};
@@ -122,7 +124,7 @@ pub fn build(settings: &PolicySettings) -> Box<dyn Policy> {
         PolicyName::HeMem => PeerPolicy::boxed(peers::HEMEM),
         PolicyName::Thermostat => PeerPolicy::boxed(peers::THERMOSTAT),
         PolicyName::AutoNuma => PeerPolicy::boxed(peers::AUTONUMA),
-        PolicyName::MemoryTiering => PeerPolicy::boxed(peers::MEMORY_TIERING),
+        PolicyName::MemoryTiering => Box::new(MemoryTiering::default()),
         PolicyName::AutoTiering => PeerPolicy::boxed(peers::AUTOTIERING),
     }
 }

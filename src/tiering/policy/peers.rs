@@ -45,8 +45,6 @@ enum Order {
 enum Way {
     /// Straight to the fastest tier.
     Straight,
-    /// One tier up.
-    Step,
     /// To the tier of its hotness: as many classes as tiers, of the same width.
     Class,
 }
@@ -160,20 +158,6 @@ pub const AUTONUMA: Peer = Peer {
     order: Order::Window(SCAN_RATE),
     way: Way::Straight,
     room: Room::Free,
-    rate: None,
-};
-
-/// The kernel's `numa_balancing=2` with demotion: what of the same windows is touched again
-/// within a second is promoted tier by tier; what the lists hold to be inactive is demoted
-/// when room is needed.
-pub const MEMORY_TIERING: Peer = Peer {
-    name: "memory-tiering",
-    ema: 1.0,
-    is_hot: |seen| seen.latest >= 2.0 / 3.0,
-    is_cold: |seen| seen.latest < TOUCHED,
-    order: Order::Window(SCAN_RATE),
-    way: Way::Step,
-    room: Room::Exchange,
     rate: None,
 };
 
@@ -356,10 +340,9 @@ impl Draft<'_, '_> {
     }
 
     /// The rank where a region belongs that is on one.
-    fn goal(&self, place: Place, rank: usize, ranks: usize) -> usize {
+    fn goal(&self, place: Place, ranks: usize) -> usize {
         match self.peer.way {
             Way::Straight => 0,
-            Way::Step => rank.saturating_sub(1),
             Way::Class => {
                 let seen = PeerPolicy::seen(self.view, place.region_in(self.view));
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -383,8 +366,8 @@ impl Draft<'_, '_> {
                     continue;
                 };
                 let wanted = match self.peer.way {
-                    Way::Class => self.goal(place, rank, ranks.len()),
-                    Way::Straight | Way::Step => rank + 1,
+                    Way::Class => self.goal(place, ranks.len()),
+                    Way::Straight => rank + 1,
                 };
                 let is_on_the_fastest = self.peer.way == Way::Class || rank == 0;
                 if wanted <= rank || !is_on_the_fastest {
@@ -409,7 +392,7 @@ impl Draft<'_, '_> {
             let Some(rank) = target.tiers.rank_of(from) else {
                 continue;
             };
-            let goal = self.goal(place, rank, ranks.len());
+            let goal = self.goal(place, ranks.len());
             if goal >= rank {
                 continue;
             }

@@ -4,16 +4,7 @@ use super::super::testing::{self, MIB, Scene, brief, regions};
 use super::*;
 use crate::tiering::observation::Share;
 
-const ALL: [Peer; 8] = [
-    IAL,
-    HEAT,
-    AGE,
-    HEMEM,
-    THERMOSTAT,
-    AUTONUMA,
-    MEMORY_TIERING,
-    AUTOTIERING,
-];
+const ALL: [Peer; 7] = [IAL, HEAT, AGE, HEMEM, THERMOSTAT, AUTONUMA, AUTOTIERING];
 
 fn decide(peer: Peer, list: &[(f32, u32)], room: [u64; 4]) -> Vec<(u64, u32, u32, u64)> {
     let budget = Budget {
@@ -33,8 +24,6 @@ fn all_but_autonuma_exchange_hot_for_cold() {
             "autonuma" => &[],
             // Its heat says that it belongs on the slowest.
             "heat" => &[(0, 0, 3, 2), (2, 3, 0, 2)],
-            // There is room on the next tier up.
-            "memory-tiering" => &[(2, 3, 2, 2)],
             _ => &[(0, 0, 1, 2), (2, 3, 0, 2)],
         };
         assert_eq!(moves, wanted, "{}", peer.name);
