@@ -281,7 +281,7 @@ fn locked_pages_move() {
     };
     let (first, last) = (nodes[0].node, nodes[nodes.len() - 1].node);
     let buffer = buffer_on(last, Bytes::from_mib(1), HugePages::Refused);
-    buffer.lock().unwrap();
+    buffer.lock(buffer.page_count()).unwrap();
     assert_eq!(move_all(&buffer, last, first), moved(256));
 }
 
@@ -441,7 +441,7 @@ fn attributes_of_mappings_are_seen() {
     let last = nodes[nodes.len() - 1].node;
     let child = Fork::new(|| {
         touch(&plain);
-        locked.lock().unwrap();
+        locked.lock(locked.page_count()).unwrap();
         bound.bind(last).unwrap();
         touch(&bound);
     });

@@ -1,14 +1,14 @@
 //! The simulator against the real thing: the same program on the model of this virtual
-//! machine (`config/machines/vm-4tier.toml`) as the daemon runs beside here, and what the
-//! model says of the fastest tier's share and of the bytes moved. What scans, counting and
-//! moves cost is measured in the same run: it follows the host.
+//! machine (`config/machines/vm-4tier.toml`) as the daemon runs beside here, or the kernel's
+//! own tiering, and what the model says of the fastest tier's share and of the bytes moved.
+//! What scans, counting and moves cost is measured in the same run: it follows the host.
 //!
 // vm: topology=4tier timeout=400
 
 mod common;
 
 use common::{
-    INTERVAL, Site, Workload, ballast, hmkeeper, in_guest, output_of, short_or_full, show,
+    INTERVAL, Site, Workload, ballast, hmkeeper, in_guest, long, output_of, short_or_full, show,
 };
 use hmkeeper::demo::workload::lines::{ByNode, Line};
 use hmkeeper::sim::hardware::OF_TESTS;
@@ -62,7 +62,28 @@ fn the_model_says_what_happens() {
     }
     let site = Site::new();
     let (real, pace) = real(&site);
-    let model = model(&site, pace);
+    let model = model(&site, pace, "hm-keeper", INTERVAL.as_secs());
+    compare(&real, &model);
+}
+
+/// The kernel's own tiering, and ours that is to do the same, once a second since the kernel
+/// decides at any time.
+#[test]
+fn the_model_says_what_the_kernel_does() {
+    if !in_guest() {
+        return;
+    }
+    if !long() {
+        println!("skipped: a minute, in the long form");
+        return;
+    }
+    let site = Site::new();
+    let (real, pace) = kernel();
+    let model = model(&site, pace, "memory-tiering", 1);
+    compare(&real, &model);
+}
+
+fn compare(real: &Outcome, model: &Outcome) {
     let (share_off, bytes_off) = may_be_off();
     println!("real: {real:?}\nmodel: {model:?}");
     let off = (model.fast_share - real.fast_share).abs();
@@ -112,17 +133,45 @@ fn total(log: &str, of: &str) -> (f64, f64) {
     (seconds, count)
 }
 
-/// Runs it here.
-fn real(site: &Site) -> (Outcome, Pace) {
-    let _ballast = ballast(0, Bytes(BUFFER.0 / 100 * FAST_PERCENT));
-    let mut workload = Workload::start(&[
+fn workload() -> Workload {
+    Workload::start(&[
         "--wait",
         &format!("--phases={PHASES}"),
         &format!("--phase-seconds={PHASE_SECONDS}"),
         "--start-node=3",
         "--cpus=0",
         &format!("--bytes={}", BUFFER.0),
-    ]);
+    ])
+}
+
+/// The accesses of each phase.
+fn phases(workload: &mut Workload) -> Vec<ByNode> {
+    workload.go();
+    let mut all = Vec::new();
+    for _ in 0..PHASES {
+        let end = workload.next("a phase's end", |line| {
+            matches!(line, Line::PhaseEnd { .. })
+        });
+        if let Line::PhaseEnd { accesses, .. } = end {
+            all.push(accesses);
+        }
+    }
+    all
+}
+
+/// Together.
+fn sum(phases: &[ByNode]) -> ByNode {
+    let mut sum = ByNode::default();
+    for phase in phases {
+        sum.add_all(phase);
+    }
+    sum
+}
+
+/// Runs it here.
+fn real(site: &Site) -> (Outcome, Pace) {
+    let _ballast = ballast(0, Bytes(BUFFER.0 / 100 * FAST_PERCENT));
+    let mut workload = workload();
     // Its moves do not hang on what they cost, which follows the host.
     site.write_config_of(workload.pid(), "[policy]\nname = \"hm-keeper\"");
     let mut command = hmkeeper();
@@ -131,16 +180,7 @@ fn real(site: &Site) -> (Outcome, Pace) {
     command.env("HMKEEPER_LOG", "debug");
     let mut daemon = site.start_as(command);
     daemon.until_watching(workload.pid());
-    workload.go();
-    let mut accesses = ByNode::default();
-    for _ in 0..PHASES {
-        let end = workload.next("a phase's end", |line| {
-            matches!(line, Line::PhaseEnd { .. })
-        });
-        if let Line::PhaseEnd { accesses: more, .. } = end {
-            accesses.add_all(&more);
-        }
-    }
+    let accesses = sum(&phases(&mut workload));
     let (metrics, log) = (daemon.metrics(), daemon.log());
     daemon.stop();
     let of = |name| metrics.sum(name, &[]).unwrap_or(0.0);
@@ -162,8 +202,51 @@ fn real(site: &Site) -> (Outcome, Pace) {
     (outcome, pace)
 }
 
+/// A counter of `/proc/vmstat`, in bytes.
+fn counted(name: &str) -> f64 {
+    let text = std::fs::read_to_string("/proc/vmstat").expect("/proc/vmstat");
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    let pages = lines.filter(|(counter, _)| counter.starts_with(name));
+    pages
+        .map(|(_, n)| n.parse::<f64>().expect("a number"))
+        .sum::<f64>()
+        * 4096.0
+}
+
+/// Runs it here without a daemon, under the kernel's tiering.
+fn kernel() -> (Outcome, Pace) {
+    let _ballast = ballast(0, Bytes(BUFFER.0 / 100 * FAST_PERCENT));
+    let mut workload = workload();
+    let set = |file: &str, value: &str| {
+        std::fs::write(file, value).unwrap_or_else(|e| panic!("{file}: {e}"));
+    };
+    let before = (counted("pgpromote_success"), counted("pgdemote_"));
+    set("/sys/kernel/mm/numa/demotion_enabled", "1");
+    set("/proc/sys/kernel/numa_balancing", "2");
+    let phases = phases(&mut workload);
+    set("/proc/sys/kernel/numa_balancing", "0");
+    set("/sys/kernel/mm/numa/demotion_enabled", "0");
+    let fast = |by_node: &ByNode| by_node.share(&[NodeId(0)]).expect("accesses");
+    let of_phases: Vec<f64> = phases.iter().map(fast).collect();
+    println!("fast share of each phase: {of_phases:.3?}");
+    let accesses = sum(&phases);
+    let pace = Pace {
+        accesses_per_second: accesses.total() as f64 / f64::from(PHASES * PHASE_SECONDS),
+        // What the profiler of the model costs is of no interest.
+        scan: 1000.0,
+        count: 10.0,
+        small_move: 20_000.0,
+    };
+    let outcome = Outcome {
+        fast_share: fast(&accesses),
+        promoted: counted("pgpromote_success") - before.0,
+        demoted: counted("pgdemote_") - before.1,
+    };
+    (outcome, pace)
+}
+
 /// Runs it on the model.
-fn model(site: &Site, pace: Pace) -> Outcome {
+fn model(site: &Site, pace: Pace, policy: &str, interval: u64) -> Outcome {
     let stray = BUFFER.as_f64() / 4096.0 / 20.0 / pace.accesses_per_second;
     let nanos = 1e9 / pace.accesses_per_second;
     let mut machine = OF_TESTS[0].1.to_owned();
@@ -185,13 +268,13 @@ fn model(site: &Site, pace: Pace) -> Outcome {
         .replace("COMPUTE", &format!("{nanos:.0}ns"));
     let (program_file, config) = (site.path("program.toml"), site.path("simulate.toml"));
     std::fs::write(&program_file, program).expect("writing");
-    let interval = format!("[profiling]\ninterval = \"{}s\"\n", INTERVAL.as_secs());
+    let interval = format!("[profiling]\ninterval = \"{interval}s\"\n");
     std::fs::write(&config, interval).expect("writing");
     let output = output_of(&[
         "simulate",
         &format!("--machine={}", machine_file.display()),
         &format!("--workload={}", program_file.display()),
-        "--policy=hm-keeper",
+        &format!("--policy={policy}"),
         &format!("--config={}", config.display()),
         &format!("--fast-share=0.{FAST_PERCENT}"),
         "--json",

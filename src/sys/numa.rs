@@ -179,13 +179,14 @@ impl Buffer {
         Ok(())
     }
 
-    /// Keeps it from being swapped, as far as the limits allow.
+    /// Keeps its first pages from being reclaimed, as far as the limits allow.
     ///
     /// # Errors
     /// What `mlock(2)` says.
-    pub fn lock(&self) -> io::Result<()> {
+    pub fn lock(&self, pages: usize) -> io::Result<()> {
+        let len = self.len.min(pages.saturating_mul(to_usize(PAGE_BYTES)?));
         // SAFETY: the range is this buffer's.
-        match unsafe { libc::mlock(self.start.as_ptr().cast(), self.len) } {
+        match unsafe { libc::mlock(self.start.as_ptr().cast(), len) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }

@@ -213,7 +213,7 @@ fn every_kind() {
     let plain = slow_buffer(EACH + EACH);
     let pinned = slow_buffer(Bytes::from_pages(PINNED_PAGES as u64));
     let locked = slow_buffer(EACH);
-    locked.lock().expect("mlock");
+    locked.lock(locked.page_count()).expect("mlock");
     let bound = Buffer::new(EACH, HugePages::Refused).expect("memory");
     bound.bind(SLOW).expect("binding");
     let forked = slow_buffer(EACH);

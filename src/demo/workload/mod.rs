@@ -220,6 +220,9 @@ fn ballast(args: &Args) -> anyhow::Result<()> {
         }
         taken = end;
     }
+    // The kernel would demote what nobody uses. Without the right to that it stays as well,
+    // as long as nothing is reclaimed.
+    let _ = buffer.lock(taken);
     let range = buffer.range();
     let held = PageRange::new(
         range.start(),
