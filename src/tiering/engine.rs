@@ -64,7 +64,7 @@ const APART: f32 = 2.5;
 const SAMPLES_AT_FIRST: u64 = 4096;
 
 /// Pieces that new mappings are cut into at most: of 2 MiB they are 2 TiB. A program may map
-/// far more than there is memory (AddressSanitizer does), and each region takes 160 bytes.
+/// far more than there is memory (AddressSanitizer does), and each region takes 128 bytes.
 const REGIONS_AT_FIRST: u64 = 1 << 20;
 /// Pages that are watched in one epoch at most, whatever a scan seems to cost.
 const SAMPLES_MOST: u64 = 1 << 22;

@@ -45,6 +45,23 @@ fn what_is_worth_less_gives_way_one_tier_down() {
 }
 
 #[test]
+fn of_what_is_cold_what_is_usually_hot_gives_way_last() {
+    let mut regions = regions(&[(0.0, 0), (0.0, 0), (3.0, 3), (3.0, 3)]);
+    regions[0].usually(2.0);
+    regions[1].usually(0.5);
+    let one = Budget {
+        bytes: Bytes(4 * MIB),
+    };
+    let room = [0, 10, 10, 10];
+    let moves = testing::decide(&mut adaptive(), Scene::of(&regions, room), one);
+    assert_eq!(brief(&moves)[0], (2, 0, 1, 2));
+    // However long it was hot, at last it does.
+    regions[0].usually(3.0);
+    let moves = brief(&decide(&regions, room));
+    assert!(moves.contains(&(0, 0, 1, 2)), "{moves:?}");
+}
+
+#[test]
 fn where_the_fastest_holds_what_is_as_hot_the_next_will_do() {
     let regions = regions(&[(3.0, 0), (3.0, 3)]);
     let moves = decide(&regions, [0, 10, 10, 10]);

@@ -79,7 +79,7 @@ pub(super) struct Planner<'a, 'v> {
     view: &'a View<'v>,
     terms: Terms,
     free: Ledger,
-    /// Every region, what is worth least first.
+    /// Every region, what is worth least first, now and usually.
     coldest: Vec<Place>,
     cursors: Vec<Cursor>,
     /// Bytes of regions that leave a node already.
@@ -147,7 +147,7 @@ impl<'a, 'v> Planner<'a, 'v> {
                 }
                 let place = Place { target, region };
                 let worth = self.worth.mean(place);
-                coldest.add(worth, place);
+                coldest.add(self.worth.usual(place), place);
                 if !self.worth.is_warm(r) || self.worth.rests(r, Direction::Promotion) {
                     continue;
                 }
@@ -341,7 +341,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             let at = self.cursors[slot].at;
             let &place = self.coldest.get(at).filter(|_| !bytes.is_zero())?;
             let is_short = self.shares.is_short(hotter.target);
-            if self.worth.mean(place) >= worth && !is_short {
+            if self.worth.usual(place) >= worth && !is_short {
                 // All that follow are worth more, give or take a quarter.
                 return None;
             }

@@ -96,6 +96,15 @@ impl<'a, 'v> Worth<'a, 'v> {
         self.at(place.target as usize, region, region.heat())
     }
 
+    /// As hot as it is, or half as hot as it usually is, whichever is more: of what is cold, what a
+    /// program comes back to gives way last. Half, so that what was hot for hours still gives way to
+    /// what is hot now.
+    pub(super) fn usual(&self, place: Place) -> f64 {
+        let region = place.region_in(self.view);
+        let count = region.heat().max(region.usual() / 2.0);
+        self.at(place.target as usize, region, count)
+    }
+
     /// As if it were so many standard errors hotter, or colder, than it seems.
     pub(super) fn beside(&self, place: Place, errors: f64) -> f64 {
         let region = place.region_in(self.view);

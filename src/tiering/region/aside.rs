@@ -51,3 +51,13 @@ impl Region {
         self.aside = Some(aside).filter(|aside| **aside != Aside::default());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_million_regions_fit_into_200_mb() {
+        assert!(size_of::<Region>() <= 128, "{} bytes", size_of::<Region>());
+    }
+}

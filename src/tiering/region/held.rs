@@ -12,6 +12,16 @@ use super::{Region, RegionMap, share_of, short};
 use crate::tiering::observation::{Sample, Tally};
 use crate::units::{Bytes, PageRange};
 
+/// The whole, of which one is the least share that is told: halves, thirds, quarters are exact.
+const PARTS: u8 = 252;
+
+/// So many parts: none only where it is none.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+pub(super) fn in_parts(share: f32) -> u8 {
+    // `as` saturates.
+    (share.ceil() as u8).min(PARTS)
+}
+
 impl Region {
     /// The epoch until which it is left alone because nothing of it could be
     /// moved; 0: never.
@@ -23,7 +33,7 @@ impl Region {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn shared(&self) -> Bytes {
         // `as` saturates, and a byte more or less is nothing.
-        Bytes((f64::from(self.shared) * self.resident().as_f64()) as u64)
+        Bytes((f64::from(self.shared) / f64::from(PARTS) * self.resident().as_f64()) as u64)
     }
 
     /// Bytes that the kernel kept where they were when they were last to be moved, as far
@@ -38,8 +48,8 @@ impl Region {
 
     /// What its samples, of which some could tell, say of others that map its pages too.
     pub(super) fn record_shared(&mut self, samples: &[(Sample, Tally)]) {
-        self.shared = share_of(samples, |tally| tally.shared);
-        if self.shared <= 0.0 && self.stuck_by_sharing {
+        self.shared = in_parts(share_of(samples, |tally| tally.shared) * f32::from(PARTS));
+        if self.shared == 0 && self.stuck_by_sharing {
             (self.stuck_until, self.stuck_by_sharing) = (0, false);
         }
     }

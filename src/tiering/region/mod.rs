@@ -62,6 +62,8 @@ const FORGOTTEN_AFTER: u8 = 4;
 /// scans and then in the longest window only, having cooled early in it, is neither hot nor
 /// cold: the last epoch is to decide.
 const LATEST_COUNTS: f32 = 0.51;
+/// Weight of the newest count in how hot a region usually is.
+const USUAL_EMA: f32 = 0.02;
 /// As a share of what was written.
 const NOT_KNOWN: f32 = -1.0;
 
@@ -89,6 +91,8 @@ pub struct Region {
     hotness: f32,
     /// `hotness` before the last epoch was folded in.
     before: f32,
+    /// Smoothed over many epochs.
+    usual: f32,
     /// Samples that `hotness` rests on, older ones counting less.
     evidence: f32,
     /// Whether it was ever watched.
@@ -131,8 +135,8 @@ pub struct Region {
     /// whether that is for nothing but sharing: until its samples are not shared.
     stuck_until: u32,
     stuck_by_sharing: bool,
-    /// Share of its samples that another process maps too, as last seen.
-    shared: f32,
+    /// Share of its samples that another process maps too, as last seen, in parts.
+    shared: u8,
     /// Whether hotness once changed at its first page.
     start: Option<Step>,
 }
@@ -146,6 +150,7 @@ impl Region {
             previous: 0.0,
             hotness: 0.0,
             before: 0.0,
+            usual: 0.0,
             evidence: 0.0,
             watched: false,
             seen: false,
@@ -168,7 +173,7 @@ impl Region {
             calm: 0,
             stuck_until: 0,
             stuck_by_sharing: false,
-            shared: 0.0,
+            shared: 0,
             start: None,
         }
     }
@@ -181,6 +186,7 @@ impl Region {
             previous: hotness,
             hotness,
             before: hotness,
+            usual: hotness,
             evidence: 1e9,
             watched: true,
             seen: true,
@@ -195,6 +201,12 @@ impl Region {
     #[cfg(test)]
     pub(crate) fn rest_on(&mut self, samples: f32) {
         self.evidence = samples;
+    }
+
+    /// The same, as hot as this over many epochs.
+    #[cfg(test)]
+    pub(crate) fn usually(&mut self, hotness: f32) {
+        self.usual = hotness;
     }
 
     /// Its addresses.
@@ -255,6 +267,12 @@ impl Region {
     /// what has just cooled to be the same.
     pub fn heat(&self) -> f32 {
         LATEST_COUNTS * self.latest + (1.0 - LATEST_COUNTS) * self.hotness
+    }
+
+    /// How hot it was over the last fifty epochs or so, as if it had been idle before it was
+    /// first watched: what a program comes back to it has used before.
+    pub fn usual(&self) -> f32 {
+        self.usual
     }
 
     /// How much the last two epochs differ.
@@ -340,10 +358,12 @@ impl Region {
             self.evidence = (1.0 - ema) * self.evidence + samples;
             self.before = self.hotness;
             self.previous = self.latest;
+            self.usual += USUAL_EMA * (latest - self.usual);
         } else {
             // The first count is the average (WHI_0 = HI_0).
             self.before = latest;
             self.previous = latest;
+            self.usual = USUAL_EMA * latest;
             self.evidence = samples;
             self.seen = true;
         }
@@ -383,6 +403,7 @@ impl Region {
         self.previous = mean(self.previous, next.previous);
         self.hotness = mean(self.hotness, next.hotness);
         self.before = mean(self.before, next.before);
+        self.usual = mean(self.usual, next.usual);
         self.evidence += next.evidence;
         self.seen |= next.seen;
         self.untold = self.untold.min(next.untold);
@@ -412,7 +433,7 @@ impl Region {
         self.stuck_until = self.stuck_until.min(next.stuck_until);
         self.stuck_by_sharing &= next.stuck_by_sharing;
         self.quiet = self.quiet.min(next.quiet);
-        self.shared = mean(self.shared, next.shared);
+        self.shared = held::in_parts(mean(self.shared.into(), next.shared.into()));
         self.aside = Aside::join(self.aside.as_deref(), next.aside.as_deref());
         self.range = range;
     }
@@ -497,6 +518,7 @@ impl RegionMap {
                 &mut region.previous,
                 &mut region.hotness,
                 &mut region.before,
+                &mut region.usual,
             ] {
                 *count = restated(*count);
             }

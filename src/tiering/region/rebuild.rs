@@ -1,6 +1,6 @@
 //! A list of regions made anew in its own place.
 //!
-//! A million regions are 160 MB, and a second list beside the first takes the
+//! A million regions are 128 MB, and a second list beside the first takes the
 //! kernel longer to provide than it takes us to fill.
 
 use std::collections::VecDeque;
