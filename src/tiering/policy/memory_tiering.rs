@@ -1,6 +1,6 @@
 //! The kernel's memory tiering: `numa_balancing=2`, and demotion by reclaim.
 //!
-//! **Unit.** Rates are accesses of a page per second, times seconds.
+//! **Unit.** Rates are accesses of a page per second, times are seconds.
 //!
 //! **Approach** (Linux 6.18). Pages on slow memory are made to fault, window by window
 //! ([`Scan`]); one that is touched within a second after that is hot, and is brought straight to
@@ -8,15 +8,18 @@
 //! than the rate limit of 64 GB/s allows, as ever, the second becomes longer with each minute, two at
 //! most (`numa_promotion_adjust_threshold`); while the node has much room, any page is brought that is touched
 //! (`pgdat_free_space_enough`). A node that is full has kswapd demote what was not
-//! touched between two of its looks, to the next tier below.
+//! touched between two of its looks, to the next tier below. A page that was not touched since it
+//! was made to fault keeps the time of that, and is not hot when it is touched at last.
 //!
 //! Here faults are not seen, but each region's rate of accesses is, as the counts of its samples
 //! stand for one: of pages that are touched by chance at a rate, so many are touched within a time
 //! as Poisson's law says, and so many are brought. The top tier is all nodes up to the last that
 //! has CPUs, as the kernel takes it.
 //!
-//! **Assumed.** That kswapd's looks are a second apart; what faults and scans cost is not in it.
-//! It decides once per epoch, so that it is late by one.
+//! **Assumed.** That kswapd's looks are a second apart, and take nothing for cold by mistake; that
+//! much room is 1 GiB (the kernel: or a sixteenth of the node). What faults and scans cost is not
+//! in it. It decides once per epoch, so that it is late by one. What was seen in all windows counts
+//! as touched all the time.
 //!
 //! **Properties** (tests below): no node is filled beyond its room; what lies in the top tier
 //! is never promoted; what is touched all the time never gives way.
@@ -28,6 +31,7 @@ use std::collections::HashMap;
 use scan::{Piece, Scan};
 
 use super::place::{Place, numbered};
+use super::sorted::Sorted;
 use super::{Budget, Ledger, Policy, TargetView, View};
 use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Move, Reason};
@@ -42,6 +46,8 @@ const LONGER_AFTER: f64 = 60.0;
 const HOT_WITHIN_MOST: f64 = 2.0;
 /// With so much room on a node any page is promoted to it that is touched.
 const ROOM_ENOUGH: Bytes = Bytes(1 << 30);
+/// Seen in all scans but for so much, by rounding.
+const FULL: f32 = 1e-3;
 /// Seconds from one of kswapd's looks at a page to the next.
 const RECLAIM_LOOKS: f64 = 1.0;
 
@@ -51,11 +57,11 @@ pub struct MemoryTiering {
     scans: HashMap<TargetId, Scan>,
     /// Seconds since it was begun.
     seconds: f64,
-    /// Parts of pages that are still to be promoted, and demoted.
     owed: Owed,
 }
 
-/// Bytes that are less than a folio, kept for the next one.
+/// Parts of a folio, 0 to 1, that were to be promoted and demoted so far: the next region has
+/// one folio more when its own part makes it whole.
 #[derive(Clone, Copy, Debug, Default)]
 struct Owed {
     up: f64,
@@ -88,6 +94,7 @@ impl Policy for MemoryTiering {
             coldest: None,
             cursors: Vec::new(),
             owed: self.owed,
+            has_room: false,
             moves: Vec::new(),
         };
         for (target, t) in numbered(&view.targets) {
@@ -95,13 +102,13 @@ impl Policy for MemoryTiering {
                 continue;
             };
             let scan = self.scans.entry(t.id).or_default();
-            scan.begin(interval);
+            scan.begin(t, interval);
             while !draft.left.is_zero() {
                 let slow = |region: &Region| slow(t, slow_from, region);
                 let Some(window) = scan.next(t, slow) else {
                     break;
                 };
-                let pass = scan.pass(t);
+                let pass = (scan.pass(), scan.is_first());
                 for piece in window {
                     if draft.promote((target, piece), slow_from, pass) {
                         scan.promoted();
@@ -110,6 +117,10 @@ impl Policy for MemoryTiering {
             }
         }
         self.owed = draft.owed;
+        if draft.has_room {
+            // The kernel's threshold begins anew then.
+            self.seconds = 0.0;
+        }
         draft.moves
     }
 }
@@ -130,6 +141,14 @@ fn slow(target: &TargetView<'_>, slow_from: usize, region: &Region) -> Bytes {
     Bytes::from_pages(pages.map(|(_, pages)| pages).sum())
 }
 
+/// How far the search for what gives way on a node has come.
+struct Cursor {
+    node: NodeId,
+    at: usize,
+    /// What of the region there may still go, when that was found out.
+    may_go: Option<Bytes>,
+}
+
 /// A plan in the making.
 struct Draft<'a, 'v> {
     view: &'a View<'v>,
@@ -144,14 +163,19 @@ struct Draft<'a, 'v> {
     /// All that may give way, when that was asked for.
     coldest: Option<Vec<Place>>,
     /// How far the search for it has come on each node.
-    cursors: Vec<(NodeId, usize)>,
+    cursors: Vec<Cursor>,
     owed: Owed,
+    /// Whether there was so much room that any page was promoted that is touched.
+    has_room: bool,
     moves: Vec<Move>,
 }
 
 impl Draft<'_, '_> {
     /// Accesses per second of a page of a region, as far as one can see.
     fn rate(&self, region: &Region) -> f64 {
+        if region.heat() >= f32::from(self.view.scans) - FULL {
+            return f64::INFINITY;
+        }
         let of_a_folio = self.view.rates.of(f64::from(region.heat())) / self.interval;
         if of_a_folio.is_finite() {
             of_a_folio
@@ -161,8 +185,13 @@ impl Draft<'_, '_> {
     }
 
     /// Brings what of this piece of a region, on slow memory, is touched soon after it was looked
-    /// at. Returns whether anything was.
-    fn promote(&mut self, (target, piece): (u32, Piece), slow_from: usize, pass: f64) -> bool {
+    /// at in a pass of so many seconds. Returns whether anything was.
+    fn promote(
+        &mut self,
+        (target, piece): (u32, Piece),
+        slow_from: usize,
+        (pass, is_first): (f64, bool),
+    ) -> bool {
         let place = Place {
             target,
             region: piece.region,
@@ -193,67 +222,89 @@ impl Draft<'_, '_> {
             let Some(&to) = ranks.first().and_then(|rank| rank.nodes.first()) else {
                 continue;
             };
-            let within = if self.free.on(to) >= ROOM_ENOUGH {
-                pass
+            let touched_in = |seconds: f64| 1.0 - (-rate * seconds).exp();
+            let touched = if self.free.on(to) >= ROOM_ENOUGH {
+                self.has_room = true;
+                touched_in(pass)
+            } else if is_first {
+                touched_in(self.hot_within)
             } else {
-                self.hot_within
+                // Since the last pass, so that its time is new, and now.
+                touched_in(pass) * touched_in(self.hot_within)
             };
-            let touched = 1.0 - (-rate * within).exp();
-            self.owed.up += piece.share * touched * found.as_f64();
-            let want = whole(self.owed.up, folio).min(here).min(self.left);
+            let share = piece.share * touched * found.as_f64();
+            let want = folios(&mut self.owed.up, share, folio);
+            let want = whole(want.min(here).min(self.left), folio);
             if want.is_zero() {
                 continue;
             }
-            self.owed.up -= want.as_f64();
             if self.free.on(to) < want {
-                self.make_room(to, want, place, slow_from);
+                self.make_room(to, want, place);
             }
-            let bytes = whole(want.min(self.free.on(to)).as_f64(), folio);
+            let bytes = whole(want.min(self.free.on(to)), folio);
             has_promoted |= self.go(place, (from, to), bytes, Reason::Hot);
         }
         has_promoted
     }
 
     /// Demotes what was not touched of late until so much is free.
-    fn make_room(&mut self, node: NodeId, want: Bytes, hot: Place, slow_from: usize) {
-        let at = self.cursors.iter().position(|c| c.0 == node);
+    fn make_room(&mut self, node: NodeId, want: Bytes, hot: Place) {
+        let at = self.cursors.iter().position(|cursor| cursor.node == node);
         let slot = at.unwrap_or_else(|| {
-            self.cursors.push((node, 0));
+            let (at, may_go) = (0, None);
+            self.cursors.push(Cursor { node, at, may_go });
             self.cursors.len() - 1
         });
         let coldest = self.coldest.take();
         let coldest = coldest.unwrap_or_else(|| coldest_first(self.view));
         while self.free.on(node) < want && !self.left.is_zero() {
-            let Some(&place) = coldest.get(self.cursors[slot].1) else {
+            let Some(&place) = coldest.get(self.cursors[slot].at) else {
                 break;
             };
-            let (target, region) = (place.target_in(self.view), place.region_in(self.view));
-            let here = self.left_on(place, node);
-            let mut slower = target.tiers.ranks().iter().skip(slow_from);
-            let down = slower.find_map(|rank| self.free.roomiest(rank));
-            let Some((to, room)) = down.filter(|_| !here.is_zero() && place != hot) else {
-                self.cursors[slot].1 += 1;
-                continue;
-            };
-            let all = Bytes::from_pages(region.pages().on(node)).as_f64();
-            let untouched = (-self.rate(region) * RECLAIM_LOOKS).exp();
-            // That share of all of it, of which some may have gone.
-            let due = self.owed.down + here.as_f64() - (1.0 - untouched) * all;
-            let folio = region.folio_bytes();
-            let may_go = whole(due, folio).min(here);
+            let known = self.cursors[slot].may_go;
+            let may_go = known.unwrap_or_else(|| self.untouched(place, node));
+            let folio = place.region_in(self.view).folio_bytes();
             let lack = want.saturating_sub(self.free.on(node));
             let lack = Bytes(lack.0.div_ceil(folio) * folio);
-            let most = may_go.min(lack).min(room).min(self.left);
-            let bytes = whole(most.as_f64(), folio);
-            self.go(place, (node, to), bytes, Reason::Room);
-            if bytes == may_go {
-                self.cursors[slot].1 += 1;
-                self.owed.down = (due - may_go.as_f64()).clamp(0.0, folio as f64);
-            } else if bytes.is_zero() {
-                break;
+            let down = self.next_down(place, node, folio).filter(|_| place != hot);
+            let bytes = down.map_or(Bytes::ZERO, |(_, room)| {
+                whole(may_go.min(lack).min(room).min(self.left), folio)
+            });
+            if let Some((to, _)) = down {
+                self.go(place, (node, to), bytes, Reason::Room);
+            }
+            let rest = may_go.saturating_sub(bytes);
+            let cursor = &mut self.cursors[slot];
+            if bytes.is_zero() || rest.is_zero() {
+                cursor.at += 1;
+                cursor.may_go = None;
+            } else {
+                cursor.may_go = Some(rest);
             }
         }
         self.coldest = Some(coldest);
+    }
+
+    /// What of a region on a node was not touched between two looks, and may leave it.
+    fn untouched(&mut self, place: Place, node: NodeId) -> Bytes {
+        let region = place.region_in(self.view);
+        if self.view.epoch < region.stuck_until() {
+            return Bytes::ZERO;
+        }
+        let untouched = (-self.rate(region) * RECLAIM_LOOKS).exp();
+        let here = self.left_on(place, node);
+        let share = untouched * here.as_f64();
+        folios(&mut self.owed.down, share, region.folio_bytes()).min(here)
+    }
+
+    /// The next tier below the top that has room for a folio, as who owns the region sees it.
+    fn next_down(&self, place: Place, node: NodeId, folio: u64) -> Option<(NodeId, Bytes)> {
+        let target = place.target_in(self.view);
+        let mut slower = target.tiers.ranks().iter().skip(slow_from(target)?);
+        slower.find_map(|rank| {
+            let roomiest = self.free.roomiest(rank);
+            roomiest.filter(|&(to, room)| to != node && room.0 >= folio)
+        })
     }
 
     /// Bytes of a region on a node that do not leave it yet.
@@ -295,23 +346,30 @@ impl Draft<'_, '_> {
 }
 
 /// Whole folios of so many bytes.
+fn whole(bytes: Bytes, folio: u64) -> Bytes {
+    Bytes(bytes.0 / folio * folio)
+}
+
+/// The same of a mean, and what is owed of a folio after that.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn whole(bytes: f64, folio: u64) -> Bytes {
-    Bytes(bytes.max(0.0) as u64 / folio * folio)
+fn folios(owed: &mut f64, bytes: f64, folio: u64) -> Bytes {
+    let all = *owed + bytes / folio as f64;
+    *owed = all.fract();
+    // `as` saturates.
+    Bytes((all.trunc() as u64).saturating_mul(folio))
 }
 
 /// What is known of, the coldest first.
 fn coldest_first(view: &View<'_>) -> Vec<Place> {
-    let mut order: Vec<(f32, Place)> = Vec::new();
+    let mut order = Sorted::new();
     for (target, t) in numbered(&view.targets) {
         for (region, r) in numbered(t.regions) {
             if r.is_known() {
-                order.push((r.heat(), Place { target, region }));
+                order.add(r.heat().into(), Place { target, region });
             }
         }
     }
-    order.sort_by(|a, b| a.0.total_cmp(&b.0));
-    order.into_iter().map(|(_, place)| place).collect()
+    order.ascending().collect()
 }
 
 #[cfg(test)]

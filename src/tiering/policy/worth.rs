@@ -96,8 +96,8 @@ impl<'a, 'v> Worth<'a, 'v> {
         self.at(place.target as usize, region, region.heat())
     }
 
-    /// As hot as it is, or half as hot as it usually is, whichever is more: of what is cold, what a
-    /// program comes back to gives way last. Half, so that what was hot for hours still gives way to
+    /// As hot as it is, or half as hot as it usually is, whichever is more: what is cold, but what a
+    /// program comes back to, gives way after what is lukewarm. Half, so that what was hot for hours still gives way to
     /// what is hot now.
     pub(super) fn usual(&self, place: Place) -> f64 {
         let region = place.region_in(self.view);

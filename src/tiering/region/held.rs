@@ -19,7 +19,8 @@ const PARTS: u8 = 252;
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub(super) fn in_parts(share: f32) -> u8 {
     // `as` saturates.
-    (share.ceil() as u8).min(PARTS)
+    let parts = (share.round() as u8).min(PARTS);
+    parts.max(u8::from(share > 0.0))
 }
 
 impl Region {

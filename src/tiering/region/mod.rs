@@ -203,6 +203,12 @@ impl Region {
         self.evidence = samples;
     }
 
+    /// The same, made of folios of so many pages, as log2.
+    #[cfg(test)]
+    pub(crate) fn of_folios(&mut self, order: u8) {
+        self.order = order;
+    }
+
     /// The same, as hot as this over many epochs.
     #[cfg(test)]
     pub(crate) fn usually(&mut self, hotness: f32) {

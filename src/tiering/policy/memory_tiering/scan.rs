@@ -2,7 +2,8 @@
 //!
 //! **Approach** (kernel/sched/fair.c of Linux 6.18: `task_numa_work`, `task_scan_min`,
 //! `task_scan_max`, `update_task_scan_period`). An address space is gone through in windows of
-//! 256 MB (`scan_size_mb`) of pages that lie on slow memory, or of eight times as much of any.
+//! 256 MB (`scan_size_mb`) in which something lies on slow memory, or of eight times as much in
+//! which nothing does.
 //! So many windows as the process has resident are a pass; each waits for a period that begins
 //! with a second for all of them, a tenth of a second at least. Faults on slow memory are neither
 //! counted as local nor as shared, and where none is either, a period becomes twice as long: with
@@ -12,9 +13,9 @@ use crate::tiering::policy::TargetView;
 use crate::tiering::region::Region;
 use crate::units::{Bytes, VirtAddr};
 
-/// Of pages that are looked at, in a window (`scan_size_mb`).
+/// Of addresses that have something on slow memory, in a window (`scan_size_mb`).
 const WINDOW: u64 = 256 << 20;
-/// As many times as much is gone through, where little of it is on slow memory.
+/// As many times as much is gone through where nothing is on slow memory.
 const THROUGH: u64 = 8;
 /// Seconds that a pass takes at least and at most (`scan_period_min_ms`, `scan_period_max_ms`),
 /// and one window at least, 2560 MB a second being the most.
@@ -23,9 +24,8 @@ const PASS_MOST: f64 = 60.0;
 const PERIOD_LEAST: f64 = 0.1;
 /// Seconds before the first window of a process (`scan_delay_ms`).
 const DELAY: f64 = 1.0;
-/// Windows that are looked at in one epoch at most, many times what the shortest period brings in
-/// ten seconds: of what is promoted in the first passes nothing is left for later ones.
-const WINDOWS_MOST: u32 = 1024;
+/// Passes in one epoch at most: what was touched in none of so many is not going to be.
+const PASSES_MOST: u32 = 16;
 
 /// How far it has come with one process.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,10 +36,14 @@ pub(super) struct Scan {
     at: VirtAddr,
     /// Seconds until then.
     wait: f64,
-    /// Whether this pass promoted something.
+    /// Whether this pass promoted something, and is at its end.
     has_promoted: bool,
-    /// Windows of this epoch.
-    looked: u32,
+    is_over: bool,
+    /// Passes that ended, ever and in this epoch.
+    passes: u32,
+    of_epoch: u32,
+    /// What is resident, in windows.
+    windows: f64,
 }
 
 /// So much of a region, in order of address.
@@ -59,16 +63,22 @@ impl Default for Scan {
             at: VirtAddr(0),
             wait: DELAY,
             has_promoted: false,
-            looked: 0,
+            is_over: false,
+            passes: 0,
+            of_epoch: 0,
+            windows: 1.0,
         }
     }
 }
 
 impl Scan {
     /// An epoch of so many seconds begins.
-    pub(super) fn begin(&mut self, seconds: f64) {
-        self.wait -= seconds;
-        self.looked = 0;
+    pub(super) fn begin(&mut self, target: &TargetView<'_>, seconds: f64) {
+        let resident: Bytes = target.regions.iter().map(Region::resident).sum();
+        self.windows = resident.0.div_ceil(WINDOW).max(1) as f64;
+        self.of_epoch = 0;
+        // What was not looked at for want of time is not made up for.
+        self.wait = self.wait.max(-self.period) - seconds;
     }
 
     /// Something of the last window was promoted.
@@ -77,8 +87,13 @@ impl Scan {
     }
 
     /// Seconds from one look at a page to the next one.
-    pub(super) fn pass(&self, target: &TargetView<'_>) -> f64 {
-        self.period * windows(target)
+    pub(super) fn pass(&self) -> f64 {
+        self.period * self.windows
+    }
+
+    /// Whether this is the first pass.
+    pub(super) fn is_first(&self) -> bool {
+        self.passes == 0
     }
 
     /// The next window of the epoch, if there is one; `slow` is what of a region lies on
@@ -88,17 +103,20 @@ impl Scan {
         target: &TargetView<'_>,
         slow: impl Fn(&Region) -> Bytes,
     ) -> Option<Vec<Piece>> {
-        let windows = windows(target);
-        let least = (PASS_LEAST / windows).max(PERIOD_LEAST);
-        let most = (PASS_MOST / windows).max(least);
+        let least = (PASS_LEAST / self.windows).max(PERIOD_LEAST);
+        let most = (PASS_MOST / self.windows).max(least);
+        if std::mem::take(&mut self.is_over) {
+            self.passes = self.passes.saturating_add(1);
+            self.of_epoch += 1;
+            if std::mem::take(&mut self.has_promoted) {
+                self.period *= 2.0;
+            }
+        }
         self.period = self.period.clamp(least, most);
-        if self.wait > 0.0 || self.looked >= WINDOWS_MOST || target.regions.is_empty() {
-            // What was not looked at for want of time is not made up for.
-            self.wait = self.wait.max(-self.period);
+        if self.wait > 0.0 || self.of_epoch >= PASSES_MOST || target.regions.is_empty() {
             return None;
         }
         self.wait += self.period;
-        self.looked += 1;
 
         let regions = target.regions;
         let first = regions.partition_point(|region| region.range().end() <= self.at);
@@ -109,13 +127,10 @@ impl Scan {
             let all = range.bytes().as_f64();
             let begin = self.at.0.max(range.start().0);
             let left = (range.end().0 - begin) as f64;
-            let density = (slow(region).as_f64() / all).min(1.0);
-            let fits = through.min(if density > 0.0 {
-                window / density
-            } else {
-                f64::INFINITY
-            });
-            let looked = left.min(fits);
+            // Where one page was found, all that was gone through counts.
+            let is_slow = !slow(region).is_zero();
+            let fits = if is_slow { window } else { through };
+            let looked = left.min(fits).min(through);
             if let Ok(region) = u32::try_from(place) {
                 pieces.push(Piece {
                     region,
@@ -130,7 +145,9 @@ impl Scan {
                 return Some(pieces);
             }
             self.at = range.end();
-            window -= looked * density;
+            if is_slow {
+                window -= looked;
+            }
             through -= looked;
             if window < 1.0 || through < 1.0 {
                 return Some(pieces);
@@ -138,15 +155,7 @@ impl Scan {
         }
         // The end of the address space ends a window, too.
         self.at = VirtAddr(0);
-        if std::mem::take(&mut self.has_promoted) {
-            self.period = (2.0 * self.period).min(most);
-        }
+        self.is_over = true;
         Some(pieces)
     }
-}
-
-/// What is resident, in windows.
-fn windows(target: &TargetView<'_>) -> f64 {
-    let resident: Bytes = target.regions.iter().map(Region::resident).sum();
-    resident.0.div_ceil(WINDOW).max(1) as f64
 }
