@@ -41,7 +41,7 @@ mod survey;
 mod tracked;
 use reporting::Ratios;
 use survey::Survey;
-use tracked::Tracked;
+use tracked::{Totals, Tracked};
 
 /// Share of one CPU above which a target surely touches memory.
 const BUSY: f64 = 0.1;
@@ -314,8 +314,9 @@ impl Engine {
             writes: forgotten.is_some(),
         };
         tracked.record(mine, asked, profiling.writes);
+        let totals = Totals::of(mine);
         let again = Again {
-            accessed: mine.iter().map(|(_, t)| u64::from(t.accessed)).sum(),
+            accessed: totals.looks,
             written: forgotten.and(tracked.extent.written).unwrap_or(0),
             moved: 0,
         };
@@ -326,8 +327,8 @@ impl Engine {
             load: busy.0 as f64 / elapsed.0.max(1) as f64,
             is_watchable: !tracked.map.regions().is_empty(),
             samples: mine.len() as u64,
-            accessed: count(mine, |t| t.accessed > 0),
-            unknown: count(mine, |t| t.known == 0),
+            accessed: totals.accessed,
+            unknown: totals.unknown,
             again,
             adapted,
             quota: 0,
@@ -581,10 +582,6 @@ fn coverage(span: Span, profiling: &ProfilingSettings) -> Coverage {
 /// CPUs that all of them use, or count as using.
 fn load(told: &[Told]) -> f64 {
     told.iter().map(Told::weight).sum()
-}
-
-fn count(pairs: &[(Sample, Tally)], which: impl Fn(&Tally) -> bool) -> u64 {
-    pairs.iter().filter(|(_, t)| which(t)).count() as u64
 }
 
 #[cfg(test)]

@@ -164,9 +164,7 @@ pub(super) fn deal_to_edges(
         });
         // The next ones by turn have a scout each.
         let count = regions.len() as u64;
-        let start = turn.wrapping_mul(total) % count.max(1);
-        for (i, region) in (0_u64..).zip(regions.iter_mut()) {
-            let at = (i + count - start) % count;
+        for (at, region) in by_turn(count, total, turn).zip(regions.iter_mut()) {
             if at >= total && at - total < left {
                 region.aims[2] = Aim::Scouts;
             }
@@ -222,18 +220,21 @@ fn again(region: &Region) -> [Aim; 3] {
 /// With more regions than samples everybody has one now and then, with its aims.
 fn take_turns(regions: &mut [Region], total: u64, turn: u64, aims: impl Fn(&Region) -> [Aim; 3]) {
     let count = regions.len() as u64;
-    if count == 0 {
-        return;
-    }
-    let start = turn.wrapping_mul(total) % count;
-    for (i, region) in (0_u64..).zip(regions.iter_mut()) {
-        let is_next = (i + count - start) % count < total;
+    for (at, region) in by_turn(count, total, turn).zip(regions.iter_mut()) {
+        let is_next = at < total;
         region.quota = u32::from(is_next);
         region.aims = aims(region);
         if !is_next {
             region.aims[2] = Aim::None;
         }
     }
+}
+
+/// Of each of `count` regions, how many come before it by turn, where `total` have a sample in
+/// each.
+fn by_turn(count: u64, total: u64, turn: u64) -> impl Iterator<Item = u64> {
+    let start = turn.wrapping_mul(total) % count.max(1);
+    (count - start..count).chain(0..count - start)
 }
 
 /// Adds `free` samples by length.

@@ -225,3 +225,24 @@ impl Tracked {
         }
     }
 }
+
+/// What samples come to.
+#[derive(Default)]
+pub(super) struct Totals {
+    /// Looks that found them accessed.
+    pub(super) looks: u64,
+    /// Samples that were ever found accessed, and those of which nothing could be told.
+    pub(super) accessed: u64,
+    pub(super) unknown: u64,
+}
+
+impl Totals {
+    /// In one pass: there may be millions.
+    pub(super) fn of(pairs: &[(Sample, Tally)]) -> Self {
+        pairs.iter().fold(Self::default(), |sum, (_, tally)| Self {
+            looks: sum.looks + u64::from(tally.accessed),
+            accessed: sum.accessed + u64::from(tally.accessed > 0),
+            unknown: sum.unknown + u64::from(tally.known == 0),
+        })
+    }
+}

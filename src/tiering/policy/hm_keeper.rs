@@ -326,16 +326,8 @@ impl<'a, 'v> Planner<'a, 'v> {
                 self.free.give(from, bytes);
                 self.promotions_left = self.promotions_left.saturating_sub(bytes);
                 self.left = self.left.saturating_sub(bytes);
-                self.moves.push(Move {
-                    target: target.id,
-                    pid: target.pid,
-                    range: r.range(),
-                    from,
-                    to,
-                    limit: bytes,
-                    direction: Direction::Promotion,
-                    reason: Reason::Hot,
-                });
+                let moved = ideal.place.moved(self.view, (from, to), bytes, Reason::Hot);
+                self.moves.push(moved);
             }
         }
     }
@@ -402,16 +394,8 @@ impl<'a, 'v> Planner<'a, 'v> {
             self.free.take(to, bytes);
             self.left = self.left.saturating_sub(bytes);
             taken += bytes;
-            self.moves.push(Move {
-                target: target.id,
-                pid: target.pid,
-                range: victim.range(),
-                from: node,
-                to,
-                limit: bytes,
-                direction: Direction::Demotion,
-                reason: Reason::Room,
-            });
+            let moved = place.moved(self.view, (node, to), bytes, Reason::Room);
+            self.moves.push(moved);
             done = true;
             break;
         }

@@ -16,7 +16,7 @@ use super::place::{Place, numbered};
 use super::{Budget, Ledger, Policy, View};
 use crate::tiering::hotness::Histogram;
 use crate::tiering::observation::TargetId;
-use crate::tiering::plan::{Direction, Move, Reason};
+use crate::tiering::plan::{Move, Reason};
 use crate::tiering::region::Region;
 use crate::units::{Bandwidth, Bytes, NodeId};
 
@@ -376,7 +376,7 @@ impl Draft<'_, '_> {
                 let down = ranks.get(wanted).and_then(|r| self.free.roomiest(r));
                 if let Some((to, room)) = down {
                     let bytes = Bytes::from_pages(pages).min(room);
-                    self.go(place, (node, to), bytes, Direction::Demotion);
+                    self.go(place, (node, to), bytes, Reason::Room);
                 }
             }
         }
@@ -406,7 +406,7 @@ impl Draft<'_, '_> {
                 }
             }
             if let Some((to, room)) = self.free.roomiest(&ranks[goal]) {
-                self.go(place, (from, to), want.min(room), Direction::Promotion);
+                self.go(place, (from, to), want.min(room), Reason::Hot);
             }
         }
     }
@@ -437,7 +437,7 @@ impl Draft<'_, '_> {
             let lack = Bytes(lack.0.div_ceil(folio) * folio);
             let bytes = here.min(lack).min(room).min(self.left);
             self.cursors[slot].2 += bytes;
-            self.go(place, (node, to), bytes, Direction::Demotion);
+            self.go(place, (node, to), bytes, Reason::Room);
         }
     }
 
@@ -449,13 +449,7 @@ impl Draft<'_, '_> {
         })
     }
 
-    fn go(
-        &mut self,
-        place: Place,
-        (from, to): (NodeId, NodeId),
-        bytes: Bytes,
-        direction: Direction,
-    ) {
+    fn go(&mut self, place: Place, (from, to): (NodeId, NodeId), bytes: Bytes, reason: Reason) {
         let bytes = bytes.min(self.left);
         if bytes.is_zero() {
             return;
@@ -463,20 +457,8 @@ impl Draft<'_, '_> {
         self.free.take(to, bytes);
         self.free.give(from, bytes);
         self.left = self.left.saturating_sub(bytes);
-        let target = place.target_in(self.view);
-        self.moves.push(Move {
-            target: target.id,
-            pid: target.pid,
-            range: place.region_in(self.view).range(),
-            from,
-            to,
-            limit: bytes,
-            direction,
-            reason: match direction {
-                Direction::Promotion => Reason::Hot,
-                Direction::Demotion => Reason::Room,
-            },
-        });
+        let moved = place.moved(self.view, (from, to), bytes, reason);
+        self.moves.push(moved);
     }
 }
 

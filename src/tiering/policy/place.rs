@@ -1,7 +1,9 @@
 //! Regions of all targets, by their place in a view.
 
 use super::{TargetView, View};
+use crate::tiering::plan::{Move, Reason};
 use crate::tiering::region::Region;
+use crate::units::{Bytes, NodeId};
 
 /// A region by its place in the view.
 ///
@@ -19,6 +21,27 @@ impl Place {
 
     pub(super) fn region_in<'v>(self, view: &View<'v>) -> &'v Region {
         &self.target_in(view).regions[self.region as usize]
+    }
+
+    /// A move of up to so much of it from one node to another.
+    pub(super) fn moved(
+        self,
+        view: &View<'_>,
+        (from, to): (NodeId, NodeId),
+        limit: Bytes,
+        reason: Reason,
+    ) -> Move {
+        let target = self.target_in(view);
+        Move {
+            target: target.id,
+            pid: target.pid,
+            range: self.region_in(view).range(),
+            from,
+            to,
+            limit,
+            direction: reason.direction(),
+            reason,
+        }
     }
 }
 

@@ -107,7 +107,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             coldest: Vec::new(),
             cursors: Vec::new(),
             taken: HashMap::new(),
-            shares: Shares::of(worth.view, |region| worth.is_warm(region)),
+            shares: Shares::of(worth.view, |place| worth.is_warm(place)),
             moves: Vec::new(),
             lasts: 0.0,
             trades: Vec::new(),
@@ -142,15 +142,15 @@ impl<'a, 'v> Planner<'a, 'v> {
                 continue;
             };
             for (region, r) in numbered(t.regions) {
-                if r.pages().total() == 0 {
-                    continue;
-                }
                 let place = Place { target, region };
-                let worth = self.worth.mean(place);
-                coldest.add(self.worth.usual(place), place);
-                if !self.worth.is_warm(r) || self.worth.rests(r, Direction::Promotion) {
+                if self.worth.is_empty(place) {
                     continue;
                 }
+                coldest.add(self.worth.usual(place), place);
+                if !self.worth.is_warm(place) || self.worth.rests(r, Direction::Promotion) {
+                    continue;
+                }
+                let worth = self.worth.mean(place);
                 for (from, _) in r.pages().iter() {
                     let saved = latency(t, from) - best.latency_ns;
                     if saved > 0.0 {
@@ -290,8 +290,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             let key = (place.target, place.region, from);
             *self.taken.entry(key).or_default() += bytes;
         }
-        let target = place.target_in(self.view);
-        if self.worth.is_warm(place.region_in(self.view)) {
+        if self.worth.is_warm(place) {
             self.shares.left(place.target, from, bytes);
             self.shares.came(place.target, to, bytes);
         }
@@ -301,16 +300,8 @@ impl<'a, 'v> Planner<'a, 'v> {
             self.free.give(from, bytes);
         }
         self.terms.left = self.terms.left.saturating_sub(bytes);
-        self.moves.push(Move {
-            target: target.id,
-            pid: target.pid,
-            range: place.region_in(self.view).range(),
-            from,
-            to,
-            limit: bytes,
-            direction,
-            reason,
-        });
+        let moved = place.moved(self.view, (from, to), bytes, reason);
+        self.moves.push(moved);
     }
 
     /// What gives way on one of these nodes to a region that is worth so much at least:
@@ -371,7 +362,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         {
             return None;
         }
-        let give_way = if self.worth.is_warm(region) {
+        let give_way = if self.worth.is_warm(place) {
             self.shares.between(hotter.target, place.target, node)
         } else {
             GiveWay::ByGain

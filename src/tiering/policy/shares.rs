@@ -19,8 +19,8 @@
 //! **Properties** (tests below): nobody is due more than it wants, all together no more
 //! than there is, and if somebody wants more than it is due nothing of it is left over.
 
+use super::place::{Place, numbered};
 use super::{TargetView, View};
-use crate::tiering::region::Region;
 use crate::units::{Bytes, NodeId};
 
 /// An entry is helped to what it is due when it has less than this share of it: what is
@@ -63,19 +63,22 @@ pub(super) struct Shares {
 
 impl Shares {
     /// What the targets of a view are due.
-    pub(super) fn of(view: &View<'_>, is_warm: impl Fn(&Region) -> bool) -> Self {
+    pub(super) fn of(view: &View<'_>, is_warm: impl Fn(Place) -> bool) -> Self {
         let shares = || view.targets.iter().map(|target| target.share);
         let has_weights = shares().any(|share| share.weight.is_some());
         if !has_weights && shares().all(|share| share.floor.is_zero()) {
             return Self::default();
         }
         let mut made = Self::default();
-        for target in &view.targets {
+        for (at, target) in numbered(&view.targets) {
             let claim = made.claim_of(target);
             made.of.push(claim);
             let claim = &mut made.claims[claim];
-            for region in target.regions.iter().filter(|region| is_warm(region)) {
-                for (node, pages) in region.pages().iter() {
+            for (region, r) in numbered(target.regions) {
+                if !is_warm(Place { target: at, region }) {
+                    continue;
+                }
+                for (node, pages) in r.pages().iter() {
                     let bytes = Bytes::from_pages(pages).as_f64();
                     claim.wants += bytes;
                     if claim.nodes.contains(&node) {

@@ -45,32 +45,65 @@ pub(super) struct Worth<'a, 'v> {
     pub(super) settings: AdaptiveSettings,
     /// Per target: the worth of a page that is accessed once per epoch, times its bytes.
     scale: Vec<f64>,
+    /// Per target and region. A million regions are far from any cache, these are near.
+    counted: Vec<Vec<Counted>>,
+}
+
+/// What is asked of a region most often.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    /// Accesses per byte, as hot as it is, and as [`Worth::usual`] has it.
+    mean: f64,
+    usual: f64,
+    is_empty: bool,
+    is_warm: bool,
 }
 
 impl<'a, 'v> Worth<'a, 'v> {
     /// Of targets with this load, in CPUs, each by its place in the view.
     pub(super) fn of(view: &'a View<'v>, settings: AdaptiveSettings, loads: &[f64]) -> Self {
-        let scale = view.targets.iter().zip(loads).map(|(target, load)| {
+        let mut worth = Self {
+            view,
+            settings,
+            scale: Vec::with_capacity(view.targets.len()),
+            counted: Vec::with_capacity(view.targets.len()),
+        };
+        for (target, load) in view.targets.iter().zip(loads) {
             let mut waited = 0.0;
-            for region in target.regions {
-                let rate = view.rates.of(f64::from(region.heat()));
-                let density = density(region, rate);
+            let count = |region: &Region| {
+                let counted = worth.count(region);
                 for (node, pages) in region.pages().iter() {
                     let bytes = (pages * PAGE_BYTES) as f64;
-                    waited += density * bytes * latency(target, node);
+                    waited += counted.mean * bytes * latency(target, node);
                 }
-            }
-            if waited > 0.0 {
+                counted
+            };
+            let counted = target.regions.iter().map(count).collect();
+            let scale = if waited > 0.0 {
                 load * settings.memory_bound / waited
             } else {
                 0.0
-            }
-        });
-        Self {
-            scale: scale.collect(),
-            view,
-            settings,
+            };
+            worth.scale.push(scale);
+            worth.counted.push(counted);
         }
+        worth
+    }
+
+    fn count(&self, region: &Region) -> Counted {
+        let of = |count: f32| density(region, self.view.rates.of(f64::from(count)));
+        let (heat, usual) = (region.heat(), region.usual() / 2.0);
+        let mean = of(heat);
+        Counted {
+            mean,
+            usual: if usual > heat { of(usual) } else { mean },
+            is_empty: region.pages().total() == 0,
+            is_warm: region.is_known() && f64::from(heat) >= self.least_count(),
+        }
+    }
+
+    fn counted(&self, place: Place) -> &Counted {
+        &self.counted[place.target as usize][place.region as usize]
     }
 
     /// Of a region of the target at this place, with such a count.
@@ -79,30 +112,35 @@ impl<'a, 'v> Worth<'a, 'v> {
         self.scale[target] * density(region, rate)
     }
 
-    /// Whether a region is hot enough to be promoted.
-    pub(super) fn is_warm(&self, region: &Region) -> bool {
-        let least = self.settings.promotion_threshold * f64::from(self.view.scans);
-        region.is_known() && f64::from(region.heat()) >= least
+    /// Whether a region would be hot enough if it were so many standard errors hotter.
+    pub(super) fn may_be_warm(&self, region: &Region, errors: f64) -> bool {
+        f64::from(self.count_beside(region, errors)) >= self.least_count()
     }
 
-    /// The same if it were so many standard errors hotter than it seems.
-    pub(super) fn may_be_warm(&self, region: &Region, errors: f64) -> bool {
-        let least = self.settings.promotion_threshold * f64::from(self.view.scans);
-        f64::from(self.count_beside(region, errors)) >= least
+    /// From which count on a region is hot enough.
+    fn least_count(&self) -> f64 {
+        self.settings.promotion_threshold * f64::from(self.view.scans)
     }
 
     pub(super) fn mean(&self, place: Place) -> f64 {
-        let region = place.region_in(self.view);
-        self.at(place.target as usize, region, region.heat())
+        self.scale[place.target as usize] * self.counted(place).mean
     }
 
-    /// As hot as it is, or half as hot as it usually is, whichever is more: what is cold, but what a
-    /// program comes back to, gives way after what is lukewarm. Half, so that what was hot for hours still gives way to
-    /// what is hot now.
+    /// As hot as it is, or half as hot as it usually is, whichever is more: what is cold, but
+    /// what a program comes back to, gives way after what is lukewarm. Half, so that what was
+    /// hot for hours still gives way to what is hot now.
     pub(super) fn usual(&self, place: Place) -> f64 {
-        let region = place.region_in(self.view);
-        let count = region.heat().max(region.usual() / 2.0);
-        self.at(place.target as usize, region, count)
+        self.scale[place.target as usize] * self.counted(place).usual
+    }
+
+    /// Whether none of a region is in memory.
+    pub(super) fn is_empty(&self, place: Place) -> bool {
+        self.counted(place).is_empty
+    }
+
+    /// Whether a region is hot enough to be promoted.
+    pub(super) fn is_warm(&self, place: Place) -> bool {
+        self.counted(place).is_warm
     }
 
     /// As if it were so many standard errors hotter, or colder, than it seems.

@@ -73,8 +73,8 @@ pub(in crate::tiering) fn draw(
         }
         // What was aimed at may have been drawn as well; all of a folio sees the same.
         if pages.len() > 1 {
-            pages.sort_unstable_by_key(|&(page, role)| (page / places.unit, role, page));
-            pages.dedup_by_key(|(page, _)| *page / places.unit);
+            pages.sort_unstable_by_key(|&(page, role)| (page >> places.order, role, page));
+            pages.dedup_by_key(|(page, _)| *page >> places.order);
         }
         let addr = |page: u64| VirtAddr(page.clamp(places.first, places.last) * PAGE_BYTES);
         out.samples.extend(pages.iter().map(|&(page, _)| Sample {
@@ -144,7 +144,8 @@ struct Places {
     first: u64,
     last: u64,
     origin: u64,
-    unit: u64,
+    /// Of a folio's pages, as log2: with a million regions dividing takes longer than all else.
+    order: u32,
     is_coarse: bool,
     count: u64,
 }
@@ -152,10 +153,10 @@ struct Places {
 impl Places {
     fn of(region: &Region) -> Self {
         let range = region.range();
-        let unit = region.folio_bytes().max(PAGE_BYTES) / PAGE_BYTES;
+        let order = region.folio_bytes().max(PAGE_BYTES).ilog2() - PAGE_BYTES.ilog2();
         let first = range.start().page_index();
         let last = first + range.pages() - 1;
-        let is_coarse = unit == 1 && range.pages() > FREELY_DRAWN;
+        let is_coarse = order == 0 && range.pages() > FREELY_DRAWN;
         let (origin, count) = if is_coarse {
             // Groups whose page lies in it; there are three at least.
             let (low, high) = (first / DENSEST, last / DENSEST);
@@ -163,13 +164,13 @@ impl Places {
             let high = high - u64::from(representative(high) > last);
             (low * DENSEST, high - low + 1)
         } else {
-            (first, (last - first) / unit + 1)
+            (first, ((last - first) >> order) + 1)
         };
         Self {
             first,
             last,
             origin,
-            unit,
+            order,
             is_coarse,
             count,
         }
@@ -183,12 +184,12 @@ impl Places {
         } else {
             // Any page of a huge one: where only some of the region is
             // huge, the others are to be seen too.
-            let inside = if self.unit > 1 {
-                rng.below(self.unit)
+            let inside = if self.order > 0 {
+                rng.below(1 << self.order)
             } else {
                 0
             };
-            self.origin + place * self.unit + inside
+            self.origin + (place << self.order) + inside
         };
         page.clamp(self.first, self.last)
     }
@@ -201,10 +202,15 @@ impl Places {
             put(self.page(0, self.count, rng));
             return;
         }
-        for stratum in 0..wanted {
-            let low = stratum * self.count / wanted;
-            let high = (stratum + 1) * self.count / wanted;
+        // The n-th begins at n * count / wanted.
+        let (each, more) = (self.count / wanted.max(1), self.count % wanted.max(1));
+        let (mut low, mut due) = (0, 0);
+        for _ in 0..wanted {
+            due += more;
+            let high = low + each + u64::from(due >= wanted);
+            due -= if due >= wanted { wanted } else { 0 };
             put(self.page(low, high, rng));
+            low = high;
         }
     }
 

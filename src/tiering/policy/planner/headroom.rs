@@ -48,6 +48,10 @@ impl Planner<'_, '_> {
                 return;
             }
             let place = self.coldest[at];
+            // Without a look at the region, of which there may be a million.
+            if self.worth.is_warm(place) {
+                continue;
+            }
             let region = place.region_in(self.view);
             if region.pages().on(node) == 0 || !self.is_cold(region) {
                 continue;
