@@ -1,8 +1,10 @@
 //! `[policy]`: from what was written to what is meant.
 
 use super::checker::Checker;
-use super::raw::{Entry, RawAdaptive, RawHmKeeper, RawPolicy};
-use crate::tiering::settings::{AdaptiveSettings, HmKeeperSettings, PolicyName, PolicySettings};
+use super::raw::{Entry, RawAdaptive, RawHmKeeper, RawMemoryTiering, RawPolicy};
+use crate::tiering::settings::{
+    AdaptiveSettings, HmKeeperSettings, MemoryTieringSettings, PolicyName, PolicySettings,
+};
 use crate::units::{Bytes, PAGE_BYTES};
 
 pub(super) fn policy(check: &mut Checker, raw: &RawPolicy) -> PolicySettings {
@@ -11,6 +13,22 @@ pub(super) fn policy(check: &mut Checker, raw: &RawPolicy) -> PolicySettings {
         name: name.unwrap_or_default(),
         adaptive: adaptive(check, &raw.adaptive),
         hm_keeper: hm_keeper(check, &raw.hm_keeper),
+        memory_tiering: memory_tiering(check, &raw.memory_tiering),
+    }
+}
+
+fn memory_tiering(check: &mut Checker, raw: &RawMemoryTiering) -> MemoryTieringSettings {
+    let bits = check.integer(
+        raw.time_bits.as_ref(),
+        "policy.memory-tiering.time_bits",
+        12,
+        31,
+        "8 and those of CONFIG_NR_CPUS: 21 of 8192",
+    );
+    MemoryTieringSettings {
+        time_bits: bits
+            .and_then(|n| u8::try_from(n).ok())
+            .unwrap_or(MemoryTieringSettings::default().time_bits),
     }
 }
 

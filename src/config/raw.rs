@@ -84,6 +84,8 @@ pub struct RawPolicy {
     pub adaptive: RawAdaptive,
     #[serde(rename = "hm-keeper")]
     pub hm_keeper: RawHmKeeper,
+    #[serde(rename = "memory-tiering")]
+    pub memory_tiering: RawMemoryTiering,
 }
 
 /// `[policy.adaptive]`
@@ -120,6 +122,17 @@ pub struct RawHmKeeper {
     pub prior_samples: Option<Entry>,
     pub eviction_margin: Option<Entry>,
     pub rest_epochs: Option<Entry>,
+}
+
+/// `[policy.memory-tiering]`
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(
+    missing_docs,
+    reason = "the keys are documented in config/hmkeeper.toml"
+)]
+pub struct RawMemoryTiering {
+    pub time_bits: Option<Entry>,
 }
 
 /// `[migration]`
@@ -231,6 +244,10 @@ fn schema() -> Vec<(&'static str, Shape)> {
             Shape::Table(fields::<RawPolicy>(vec![
                 ("adaptive", Shape::Table(fields::<RawAdaptive>(vec![]))),
                 ("hm-keeper", Shape::Table(fields::<RawHmKeeper>(vec![]))),
+                (
+                    "memory-tiering",
+                    Shape::Table(fields::<RawMemoryTiering>(vec![])),
+                ),
             ])),
         ),
         ("migration", Shape::Table(fields::<RawMigration>(vec![]))),

@@ -104,7 +104,11 @@ fn settings(settings: &EngineSettings) -> Sound {
         time(page_out.idle)?;
     }
     adaptive(&settings.policy.adaptive)?;
-    hm_keeper(&settings.policy.hm_keeper)
+    hm_keeper(&settings.policy.hm_keeper)?;
+    check(
+        (12..=31).contains(&settings.policy.memory_tiering.time_bits),
+        "memory-tiering.time_bits is not of 12 to 31",
+    )
 }
 
 fn adaptive(adaptive: &AdaptiveSettings) -> Sound {

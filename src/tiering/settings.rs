@@ -309,6 +309,8 @@ pub struct PolicySettings {
     pub adaptive: AdaptiveSettings,
     /// Of `hm-keeper` and its relatives.
     pub hm_keeper: HmKeeperSettings,
+    /// Of `memory-tiering`.
+    pub memory_tiering: MemoryTieringSettings,
 }
 
 impl PolicySettings {
@@ -320,8 +322,25 @@ impl PolicySettings {
                 PolicyName::HmKeeper | PolicyName::HmKeeperHierarchical => {
                     self.hm_keeper == other.hm_keeper
                 }
+                PolicyName::MemoryTiering => self.memory_tiering == other.memory_tiering,
                 _ => true,
             }
+    }
+}
+
+/// The kernel that policy `memory-tiering` is a model of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryTieringSettings {
+    /// Bits in which it notes, in milliseconds, when it made a page fault
+    /// (`PAGE_ACCESS_TIME_MASK`): 8, and those of a CPU's number up to `CONFIG_NR_CPUS`, but
+    /// 12 at least.
+    pub time_bits: u8,
+}
+
+impl Default for MemoryTieringSettings {
+    fn default() -> Self {
+        // Of 8192 CPUs, as distributions have it: 35 minutes.
+        Self { time_bits: 21 }
     }
 }
 

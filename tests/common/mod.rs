@@ -10,7 +10,7 @@
 
 mod workload;
 
-pub use workload::{Ballast, Workload, ballast};
+pub use workload::{Ballast, Workload, ballast, locked_ballast};
 
 use std::fmt::Write as _;
 use std::fs;

@@ -203,6 +203,15 @@ pub struct Ballast(Workload);
 /// Fills a node until `leave` is free there for the daemon to use: the
 /// kernel's own reserve and the daemon's headroom come on top.
 pub fn ballast(node: u32, leave: Bytes) -> Ballast {
+    start_ballast(node, leave, &[])
+}
+
+/// The same of memory that the kernel cannot demote.
+pub fn locked_ballast(node: u32, leave: Bytes) -> Ballast {
+    start_ballast(node, leave, &["--lock"])
+}
+
+fn start_ballast(node: u32, leave: Bytes, more: &[&str]) -> Ballast {
     let usage = SysResidency::new(&Root::host())
         .nodes()
         .expect("the nodes' memory")
@@ -212,11 +221,11 @@ pub fn ballast(node: u32, leave: Bytes) -> Ballast {
     // `migration.headroom` is 2 % unless configured.
     let headroom = usage.total.0 / 50;
     let leave = leave + usage.reserve + Bytes(headroom);
-    Ballast(Workload::start(&[
-        "--pattern=ballast",
-        &format!("--start-node={node}"),
-        &format!("--leave={}", leave.0),
-    ]))
+    let node = format!("--start-node={node}");
+    let leave = format!("--leave={}", leave.0);
+    let mut args = vec!["--pattern=ballast", &node, &leave];
+    args.extend(more);
+    Ballast(Workload::start(&args))
 }
 
 impl Ballast {

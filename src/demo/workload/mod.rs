@@ -62,6 +62,7 @@ pub enum Pattern {
 
 /// Options of `hmkeeper workload`.
 #[derive(Clone, Debug, clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Args {
     /// What to do with the buffer.
     #[arg(long, value_enum, default_value_t = Pattern::Hot)]
@@ -134,6 +135,9 @@ pub struct Args {
     /// For ballast: bytes to leave free on the node.
     #[arg(long, default_value = "256MiB", value_parser = parse_bytes)]
     pub leave: Bytes,
+    /// For ballast: lock it, or the kernel may demote it.
+    #[arg(long)]
+    pub lock: bool,
 }
 
 fn parse_class(text: &str) -> Result<(f64, f64), String> {
@@ -220,9 +224,9 @@ fn ballast(args: &Args) -> anyhow::Result<()> {
         }
         taken = end;
     }
-    // The kernel would demote what nobody uses. Without the right to that it stays as well,
-    // as long as nothing is reclaimed.
-    let _ = buffer.lock(taken);
+    if args.lock {
+        buffer.lock(taken).context("locking the ballast")?;
+    }
     let range = buffer.range();
     let held = PageRange::new(
         range.start(),

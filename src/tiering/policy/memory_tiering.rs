@@ -5,11 +5,15 @@
 //! **Approach** (Linux 6.18). Pages on slow memory are made to fault, window by window
 //! ([`Scan`]); one that is touched within a second after that is hot, and is brought straight to
 //! the node of the CPU that touched it (`should_numa_migrate_memory`). While fewer candidates come
-//! than the rate limit of 64 GB/s allows, as ever, the second becomes longer with each minute, two at
-//! most (`numa_promotion_adjust_threshold`); while the node has much room, any page is brought that is touched
-//! (`pgdat_free_space_enough`). A node that is full has kswapd demote what was not
-//! touched between two of its looks, to the next tier below. A page that was not touched since it
-//! was made to fault keeps the time of that, and is not hot when it is touched at last.
+//! than the rate limit of 64 GB/s allows, as ever, the second becomes longer with each minute, two
+//! at most (`numa_promotion_adjust_threshold`); while the node has much room, any page is brought
+//! that is touched (`pgdat_free_space_enough`). A node that is full has kswapd demote what was not
+//! touched between two of its looks, to the next tier below.
+//!
+//! A page that was not touched since it was made to fault keeps the time of that, and is late when
+//! it is touched at last. But that time has few bits where `CONFIG_NR_CPUS` is small, and wraps
+//! round ([`MemoryTieringSettings`]): of 16 CPUs in four seconds, so that a quarter of all late
+//! pages seem to be hot.
 //!
 //! Here faults are not seen, but each region's rate of accesses is, as the counts of its samples
 //! stand for one: of pages that are touched by chance at a rate, so many are touched within a time
@@ -36,6 +40,7 @@ use super::{Budget, Ledger, Policy, TargetView, View};
 use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Move, Reason};
 use crate::tiering::region::Region;
+use crate::tiering::settings::MemoryTieringSettings;
 use crate::units::{Bytes, NodeId};
 
 /// Seconds within which a page that faults is hot (`hot_threshold_ms`), how much longer that is
@@ -48,12 +53,16 @@ const HOT_WITHIN_MOST: f64 = 2.0;
 const ROOM_ENOUGH: Bytes = Bytes(1 << 30);
 /// Seen in all scans but for so much, by rounding.
 const FULL: f32 = 1e-3;
+/// A smaller share of late faults is not looked for.
+const SELDOM: f64 = 1e-2;
 /// Seconds from one of kswapd's looks at a page to the next.
 const RECLAIM_LOOKS: f64 = 1.0;
 
 /// Decides as the kernel does.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct MemoryTiering {
+    /// Seconds after which a page's time seems new again.
+    wrap: f64,
     scans: HashMap<TargetId, Scan>,
     /// Seconds since it was begun.
     seconds: f64,
@@ -66,6 +75,19 @@ pub struct MemoryTiering {
 struct Owed {
     up: f64,
     down: f64,
+}
+
+impl MemoryTiering {
+    /// With these settings.
+    pub fn new(settings: MemoryTieringSettings) -> Self {
+        Self {
+            // In milliseconds.
+            wrap: f64::from(settings.time_bits).exp2() / 1e3,
+            scans: HashMap::new(),
+            seconds: 0.0,
+            owed: Owed::default(),
+        }
+    }
 }
 
 impl Policy for MemoryTiering {
@@ -87,6 +109,7 @@ impl Policy for MemoryTiering {
             view,
             interval,
             hot_within: (HOT_WITHIN + longer).min(HOT_WITHIN_MOST),
+            wrap: self.wrap,
             free: Ledger::free(view),
             left: budget.bytes,
             gone: HashMap::new(),
@@ -103,14 +126,20 @@ impl Policy for MemoryTiering {
             };
             let scan = self.scans.entry(t.id).or_default();
             scan.begin(t, interval);
+            if draft.seems_new() >= SELDOM {
+                for piece in scan.waiting(t) {
+                    if draft.promote((target, piece), slow_from, Fault::Late) {
+                        scan.promoted();
+                    }
+                }
+            }
             while !draft.left.is_zero() {
                 let slow = |region: &Region| slow(t, slow_from, region);
                 let Some(window) = scan.next(t, slow) else {
                     break;
                 };
-                let pass = (scan.pass(), scan.is_first());
                 for piece in window {
-                    if draft.promote((target, piece), slow_from, pass) {
+                    if draft.promote((target, piece), slow_from, Fault::New) {
                         scan.promoted();
                     }
                 }
@@ -141,6 +170,15 @@ fn slow(target: &TargetView<'_>, slow_from: usize, region: &Region) -> Bytes {
     Bytes::from_pages(pages.map(|(_, pages)| pages).sum())
 }
 
+/// When a page faults that was made to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// After the window that made it.
+    New,
+    /// In a later epoch.
+    Late,
+}
+
 /// How far the search for what gives way on a node has come.
 struct Cursor {
     node: NodeId,
@@ -154,6 +192,8 @@ struct Draft<'a, 'v> {
     view: &'a View<'v>,
     interval: f64,
     hot_within: f64,
+    /// Seconds after which a page's time seems new again.
+    wrap: f64,
     free: Ledger,
     left: Bytes,
     /// What of regions leaves nodes by this plan.
@@ -171,12 +211,12 @@ struct Draft<'a, 'v> {
 }
 
 impl Draft<'_, '_> {
-    /// Accesses per second of a page of a region, as far as one can see.
-    fn rate(&self, region: &Region) -> f64 {
-        if region.heat() >= f32::from(self.view.scans) - FULL {
+    /// Accesses per second of a page of a region with this count, as far as one can see.
+    fn rate(&self, count: f32) -> f64 {
+        if count >= f32::from(self.view.scans) - FULL {
             return f64::INFINITY;
         }
-        let of_a_folio = self.view.rates.of(f64::from(region.heat())) / self.interval;
+        let of_a_folio = self.view.rates.of(f64::from(count)) / self.interval;
         if of_a_folio.is_finite() {
             of_a_folio
         } else {
@@ -184,14 +224,9 @@ impl Draft<'_, '_> {
         }
     }
 
-    /// Brings what of this piece of a region, on slow memory, is touched soon after it was looked
-    /// at in a pass of so many seconds. Returns whether anything was.
-    fn promote(
-        &mut self,
-        (target, piece): (u32, Piece),
-        slow_from: usize,
-        (pass, is_first): (f64, bool),
-    ) -> bool {
+    /// Brings what of this piece of a region, on slow memory, seems hot when it faults. Returns
+    /// whether anything was.
+    fn promote(&mut self, (target, piece): (u32, Piece), slow_from: usize, fault: Fault) -> bool {
         let place = Place {
             target,
             region: piece.region,
@@ -200,7 +235,7 @@ impl Draft<'_, '_> {
         if !region.is_known() || self.view.epoch < region.stuck_until() {
             return false;
         }
-        let rate = self.rate(region);
+        let (touched, hot) = self.faults(region, &piece, fault);
         let folio = region.folio_bytes();
         let ranks = target.tiers.ranks();
         let mut has_promoted = false;
@@ -222,17 +257,9 @@ impl Draft<'_, '_> {
             let Some(&to) = ranks.first().and_then(|rank| rank.nodes.first()) else {
                 continue;
             };
-            let touched_in = |seconds: f64| 1.0 - (-rate * seconds).exp();
-            let touched = if self.free.on(to) >= ROOM_ENOUGH {
-                self.has_room = true;
-                touched_in(pass)
-            } else if is_first {
-                touched_in(self.hot_within)
-            } else {
-                // Since the last pass, so that its time is new, and now.
-                touched_in(pass) * touched_in(self.hot_within)
-            };
-            let share = piece.share * touched * found.as_f64();
+            let has_room = self.free.on(to) >= ROOM_ENOUGH;
+            self.has_room |= has_room;
+            let share = piece.share * if has_room { touched } else { hot } * found.as_f64();
             let want = folios(&mut self.owed.up, share, folio);
             let want = whole(want.min(here).min(self.left), folio);
             if want.is_zero() {
@@ -245,6 +272,30 @@ impl Draft<'_, '_> {
             has_promoted |= self.go(place, (from, to), bytes, Reason::Hot);
         }
         has_promoted
+    }
+
+    /// The share of a region's pages that fault, and that of those which seem hot then.
+    fn faults(&self, region: &Region, piece: &Piece, fault: Fault) -> (f64, f64) {
+        let rate = self.rate(region.heat());
+        match fault {
+            Fault::New => {
+                // What was not touched since it was made to fault last keeps the time of that.
+                let has_new_time = piece.waited.map_or(1.0, |waited| touched_in(rate, waited));
+                let hot = has_new_time * touched_in(rate, self.hot_within);
+                (touched_in(rate, piece.pass), hot)
+            }
+            Fault::Late => {
+                let before = self.rate(region.previous());
+                let waits = 1.0 - touched_in(before, piece.waited.unwrap_or(0.0));
+                let faults = waits * touched_in(rate, self.interval);
+                (faults, faults * self.seems_new())
+            }
+        }
+    }
+
+    /// The share of late faults that seem to come soon, since the time wrapped round.
+    fn seems_new(&self) -> f64 {
+        (self.hot_within / self.wrap).min(1.0)
     }
 
     /// Demotes what was not touched of late until so much is free.
@@ -291,7 +342,7 @@ impl Draft<'_, '_> {
         if self.view.epoch < region.stuck_until() {
             return Bytes::ZERO;
         }
-        let untouched = (-self.rate(region) * RECLAIM_LOOKS).exp();
+        let untouched = (-self.rate(region.heat()) * RECLAIM_LOOKS).exp();
         let here = self.left_on(place, node);
         let share = untouched * here.as_f64();
         folios(&mut self.owed.down, share, region.folio_bytes()).min(here)
@@ -330,18 +381,18 @@ impl Draft<'_, '_> {
         self.left = self.left.saturating_sub(bytes);
         let gone = self.gone.entry((place.target, place.region, from));
         *gone.or_default() += bytes;
-        let target = place.target_in(self.view);
-        self.moves.push(Move {
-            target: target.id,
-            pid: target.pid,
-            range: place.region_in(self.view).range(),
-            from,
-            to,
-            limit: bytes,
-            direction: reason.direction(),
-            reason,
-        });
+        let moved = place.moved(self.view, (from, to), bytes, reason);
+        self.moves.push(moved);
         true
+    }
+}
+
+/// The share of pages touched at this rate that are touched within so many seconds.
+fn touched_in(rate: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        -(-rate * seconds).exp_m1()
+    } else {
+        0.0
     }
 }
 

@@ -124,7 +124,7 @@ pub fn build(settings: &PolicySettings) -> Box<dyn Policy> {
         PolicyName::HeMem => PeerPolicy::boxed(peers::HEMEM),
         PolicyName::Thermostat => PeerPolicy::boxed(peers::THERMOSTAT),
         PolicyName::AutoNuma => PeerPolicy::boxed(peers::AUTONUMA),
-        PolicyName::MemoryTiering => Box::new(MemoryTiering::default()),
+        PolicyName::MemoryTiering => Box::new(MemoryTiering::new(settings.memory_tiering)),
         PolicyName::AutoTiering => PeerPolicy::boxed(peers::AUTOTIERING),
     }
 }

@@ -16,12 +16,17 @@ pub(super) const MIB: u64 = 1 << 20;
 
 /// Four nodes at 90, 145, 275 and 340 ns from the only initiator.
 pub(super) fn tiers() -> TierView {
+    tiers_with_cpus(&[0])
+}
+
+/// The same with CPUs on these nodes, as seen from the first.
+pub(super) fn tiers_with_cpus(with: &[u32]) -> TierView {
     let nodes: Vec<Node> = (0..4)
         .map(|id| Node {
             id: NodeId(id),
             kind: MemoryKind::Dram,
             size: Bytes::from_mib(1024),
-            cpus: if id == 0 { vec![0] } else { vec![] },
+            cpus: with.iter().copied().filter(|&node| node == id).collect(),
             kernel_tier: None,
         })
         .collect();
@@ -39,7 +44,7 @@ pub(super) fn tiers() -> TierView {
         })
         .collect();
     let table = TierTable::new(TierTable::default_tiers(&nodes), nodes, paths).unwrap();
-    table.view(&[], None)
+    table.view(&[(NodeId(0), 1.0)], None)
 }
 
 /// Regions of 2 MiB, one after the other: (hotness, node).

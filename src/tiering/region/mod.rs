@@ -209,6 +209,12 @@ impl Region {
         self.order = order;
     }
 
+    /// The same, as hot as this in the last epoch only.
+    #[cfg(test)]
+    pub(crate) fn turns_hot(&mut self, hotness: f32) {
+        (self.latest, self.hotness) = (hotness, hotness);
+    }
+
     /// The same, as hot as this over many epochs.
     #[cfg(test)]
     pub(crate) fn usually(&mut self, hotness: f32) {

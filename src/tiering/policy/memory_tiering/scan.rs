@@ -1,15 +1,19 @@
 //! What NUMA balancing looks at in an epoch.
 //!
-//! **Approach** (kernel/sched/fair.c of Linux 6.18: `task_numa_work`, `task_scan_min`,
-//! `task_scan_max`, `update_task_scan_period`). An address space is gone through in windows of
-//! 256 MB (`scan_size_mb`) in which something lies on slow memory, or of eight times as much in
-//! which nothing does.
-//! So many windows as the process has resident are a pass; each waits for a period that begins
-//! with a second for all of them, a tenth of a second at least. Faults on slow memory are neither
-//! counted as local nor as shared, and where none is either, a period becomes twice as long: with
-//! each pass that promoted something, until a pass takes a minute.
+//! **Approach** (kernel/sched/fair.c of Linux 6.18: `init_numa_balancing`, `task_numa_work`,
+//! `task_scan_min`, `task_scan_max`, `update_task_scan_period`). An address space is gone through
+//! in windows of 256 MB (`scan_size_mb`) in which something lies on slow memory, or of eight times
+//! as much in which nothing does. A thread begins with a window per second. Faults on slow memory
+//! are neither counted as local nor as shared, and where none is either, a period becomes twice as
+//! long: with each pass that promoted something, until a pass takes a minute, but a period a tenth
+//! of a second at least. A pass is held to have so many windows as the process has resident. What
+//! no thread touched of late (its libraries' data, its stacks) is passed over from the third pass
+//! on, and then looked at after all, each mapping in a window of its own.
+//!
+//! **Assumed.** That these are [`OTHERS`] mappings, as of a small program.
 
 use crate::tiering::policy::TargetView;
+use crate::tiering::policy::place::numbered;
 use crate::tiering::region::Region;
 use crate::units::{Bytes, VirtAddr};
 
@@ -17,18 +21,22 @@ use crate::units::{Bytes, VirtAddr};
 const WINDOW: u64 = 256 << 20;
 /// As many times as much is gone through where nothing is on slow memory.
 const THROUGH: u64 = 8;
-/// Seconds that a pass takes at least and at most (`scan_period_min_ms`, `scan_period_max_ms`),
-/// and one window at least, 2560 MB a second being the most.
-const PASS_LEAST: f64 = 1.0;
+/// Seconds that a pass takes at most (`scan_period_max_ms`), and a window at least, 2560 MB a
+/// second being the most.
 const PASS_MOST: f64 = 60.0;
 const PERIOD_LEAST: f64 = 0.1;
-/// Seconds before the first window of a process (`scan_delay_ms`).
+/// Seconds before the first window of a process, and from each to the next in its first pass
+/// (`scan_delay_ms`).
 const DELAY: f64 = 1.0;
+/// Passes in which all is gone through, touched or not, and how many mappings cost a window each
+/// in later ones.
+const ALL_IN: u32 = 2;
+const OTHERS: u32 = 10;
 /// Passes in one epoch at most: what was touched in none of so many is not going to be.
 const PASSES_MOST: u32 = 16;
 
 /// How far it has come with one process.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Scan {
     /// Seconds from one window to the next.
     period: f64,
@@ -42,8 +50,16 @@ pub(super) struct Scan {
     /// Passes that ended, ever and in this epoch.
     passes: u32,
     of_epoch: u32,
-    /// What is resident, in windows.
+    /// Whether anything was ever resident.
+    is_begun: bool,
+    /// What is resident, in windows, and those that this pass had.
     windows: f64,
+    had: f64,
+    /// Seconds since it was begun with, and where windows of this pass and of the one before
+    /// ended, and when.
+    now: f64,
+    ends: Vec<(VirtAddr, f64)>,
+    before: Vec<(VirtAddr, f64)>,
 }
 
 /// So much of a region, in order of address.
@@ -54,19 +70,28 @@ pub(super) struct Piece {
     pub(super) share: f64,
     /// Whether it begins with the region.
     pub(super) is_first: bool,
+    /// Seconds since it was looked at last, if ever.
+    pub(super) waited: Option<f64>,
+    /// Seconds until it is looked at again.
+    pub(super) pass: f64,
 }
 
 impl Default for Scan {
     fn default() -> Self {
         Self {
-            period: 0.0,
+            period: DELAY,
             at: VirtAddr(0),
             wait: DELAY,
             has_promoted: false,
             is_over: false,
             passes: 0,
             of_epoch: 0,
+            is_begun: false,
             windows: 1.0,
+            had: 0.0,
+            now: 0.0,
+            ends: Vec::new(),
+            before: Vec::new(),
         }
     }
 }
@@ -75,10 +100,17 @@ impl Scan {
     /// An epoch of so many seconds begins.
     pub(super) fn begin(&mut self, target: &TargetView<'_>, seconds: f64) {
         let resident: Bytes = target.regions.iter().map(Region::resident).sum();
-        self.windows = resident.0.div_ceil(WINDOW).max(1) as f64;
+        self.is_begun |= !resident.is_zero();
+        // Its code and stacks, which nobody watches, begin a window.
+        self.windows = (resident.0 / WINDOW + 1) as f64;
         self.of_epoch = 0;
+        self.now += seconds;
         // What was not looked at for want of time is not made up for.
-        self.wait = self.wait.max(-self.period) - seconds;
+        self.wait = if self.is_begun {
+            self.wait.max(-self.period) - seconds
+        } else {
+            (self.wait - seconds).max(0.0)
+        };
     }
 
     /// Something of the last window was promoted.
@@ -88,12 +120,37 @@ impl Scan {
 
     /// Seconds from one look at a page to the next one.
     pub(super) fn pass(&self) -> f64 {
-        self.period * self.windows
+        self.period * (self.windows + self.others())
     }
 
-    /// Whether this is the first pass.
-    pub(super) fn is_first(&self) -> bool {
-        self.passes == 0
+    /// Windows of this pass in which nothing lies that is watched.
+    fn others(&self) -> f64 {
+        let others = if self.passes < ALL_IN { 0 } else { OTHERS };
+        others.into()
+    }
+
+    /// Seconds since what lies at an address was looked at, if ever.
+    fn waited(&self, at: VirtAddr) -> Option<f64> {
+        let window = |ends: &[(VirtAddr, f64)]| {
+            let place = ends.partition_point(|&(end, _)| end <= at);
+            ends.get(place).map(|&(_, when)| self.now - when)
+        };
+        window(&self.ends).or_else(|| window(&self.before))
+    }
+
+    /// All that was looked at in earlier epochs.
+    pub(super) fn waiting(&self, target: &TargetView<'_>) -> Vec<Piece> {
+        let piece = |(region, r): (u32, &Region)| {
+            let waited = Some(self.waited(r.range().start())?);
+            Some(Piece {
+                region,
+                share: 1.0,
+                is_first: true,
+                waited,
+                pass: self.pass(),
+            })
+        };
+        numbered(target.regions).filter_map(piece).collect()
     }
 
     /// The next window of the epoch, if there is one; `slow` is what of a region lies on
@@ -103,20 +160,23 @@ impl Scan {
         target: &TargetView<'_>,
         slow: impl Fn(&Region) -> Bytes,
     ) -> Option<Vec<Piece>> {
-        let least = (PASS_LEAST / self.windows).max(PERIOD_LEAST);
-        let most = (PASS_MOST / self.windows).max(least);
-        if std::mem::take(&mut self.is_over) {
+        if self.is_over && self.wait <= 0.0 {
+            self.is_over = false;
             self.passes = self.passes.saturating_add(1);
             self.of_epoch += 1;
+            self.had = 0.0;
+            self.before = std::mem::take(&mut self.ends);
             if std::mem::take(&mut self.has_promoted) {
-                self.period *= 2.0;
+                let most = (PASS_MOST / self.windows).max(PERIOD_LEAST);
+                self.period = (2.0 * self.period).min(most);
             }
         }
-        self.period = self.period.clamp(least, most);
-        if self.wait > 0.0 || self.of_epoch >= PASSES_MOST || target.regions.is_empty() {
+        let is_due = self.is_begun && self.wait <= 0.0 && self.of_epoch < PASSES_MOST;
+        if !is_due || target.regions.is_empty() {
             return None;
         }
         self.wait += self.period;
+        self.had += 1.0;
 
         let regions = target.regions;
         let first = regions.partition_point(|region| region.range().end() <= self.at);
@@ -127,8 +187,10 @@ impl Scan {
             let all = range.bytes().as_f64();
             let begin = self.at.0.max(range.start().0);
             let left = (range.end().0 - begin) as f64;
-            // Where one page was found, all that was gone through counts.
-            let is_slow = !slow(region).is_zero();
+            // Where one page was found, all that was gone through counts. The kernel knows where
+            // they lie, we do only after an epoch or two.
+            let is_not_counted = region.resident().is_zero() && !region.is_counted();
+            let is_slow = is_not_counted || !slow(region).is_zero();
             let fits = if is_slow { window } else { through };
             let looked = left.min(fits).min(through);
             if let Ok(region) = u32::try_from(place) {
@@ -136,12 +198,15 @@ impl Scan {
                     region,
                     share: looked / all,
                     is_first: begin == range.start().0,
+                    waited: self.waited(VirtAddr(begin)),
+                    pass: self.pass(),
                 });
             }
             if looked < left {
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
                 let bytes = looked as u64;
                 self.at = VirtAddr(begin + bytes.max(1));
+                self.ends.push((self.at, self.now));
                 return Some(pieces);
             }
             self.at = range.end();
@@ -150,12 +215,16 @@ impl Scan {
             }
             through -= looked;
             if window < 1.0 || through < 1.0 {
+                self.ends.push((self.at, self.now));
                 return Some(pieces);
             }
         }
         // The end of the address space ends a window, too.
         self.at = VirtAddr(0);
+        self.ends.push((VirtAddr(u64::MAX), self.now));
         self.is_over = true;
+        let rest = (self.windows - self.had).max(0.0) + self.others();
+        self.wait += rest * self.period;
         Some(pieces)
     }
 }
