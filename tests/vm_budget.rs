@@ -13,7 +13,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use common::{
-    Daemon, Site, Workload, body, hmkeeper, in_guest, long, percent, seconds, short_or_full, target,
+    Daemon, Site, Workload, body, hmkeeper, in_guest, long, percent, seconds, short_or_full,
+    target, wait_for,
 };
 
 /// Until what the first epochs cost is paid back.
@@ -45,9 +46,11 @@ fn start(site: &Site) -> Daemon {
 fn until_next_epoch(daemon: &Daemon) {
     let epoch = || daemon.status()["epoch"].as_u64().expect("epoch");
     let now = epoch();
-    while epoch() == now {
+    wait_for("the end of an epoch", SETTLE_STRETCHED, || {
         sleep(Duration::from_secs(1));
-    }
+        let is_over = epoch() != now;
+        is_over.then_some(()).ok_or_else(|| format!("epoch {now}"))
+    });
 }
 
 fn holds(case: &Case) {

@@ -25,10 +25,14 @@ fn memory_tiering(check: &mut Checker, raw: &RawMemoryTiering) -> MemoryTieringS
         31,
         "8 and those of CONFIG_NR_CPUS: 21 of 8192",
     );
+    let key = "policy.memory-tiering.by_worker";
+    let by_worker = check.boolean(raw.by_worker.as_ref(), key);
+    let default = MemoryTieringSettings::default();
     MemoryTieringSettings {
         time_bits: bits
             .and_then(|n| u8::try_from(n).ok())
-            .unwrap_or(MemoryTieringSettings::default().time_bits),
+            .unwrap_or(default.time_bits),
+        by_worker: by_worker.unwrap_or(default.by_worker),
     }
 }
 

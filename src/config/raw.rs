@@ -133,6 +133,7 @@ pub struct RawHmKeeper {
 )]
 pub struct RawMemoryTiering {
     pub time_bits: Option<Entry>,
+    pub by_worker: Option<Entry>,
 }
 
 /// `[migration]`

@@ -335,12 +335,18 @@ pub struct MemoryTieringSettings {
     /// (`PAGE_ACCESS_TIME_MASK`): 8, and those of a CPU's number up to `CONFIG_NR_CPUS`, but
     /// 12 at least.
     pub time_bits: u8,
+    /// Whether a thread that the program made touches its memory: it begins more slowly than
+    /// the program's first thread.
+    pub by_worker: bool,
 }
 
 impl Default for MemoryTieringSettings {
     fn default() -> Self {
-        // Of 8192 CPUs, as distributions have it: 35 minutes.
-        Self { time_bits: 21 }
+        Self {
+            // Of 8192 CPUs, as distributions have it: 35 minutes.
+            time_bits: 21,
+            by_worker: false,
+        }
     }
 }
 

@@ -61,8 +61,7 @@ const RECLAIM_LOOKS: f64 = 1.0;
 /// Decides as the kernel does.
 #[derive(Clone, Debug)]
 pub struct MemoryTiering {
-    /// Seconds after which a page's time seems new again.
-    wrap: f64,
+    settings: MemoryTieringSettings,
     scans: HashMap<TargetId, Scan>,
     /// Seconds since it was begun.
     seconds: f64,
@@ -81,8 +80,7 @@ impl MemoryTiering {
     /// With these settings.
     pub fn new(settings: MemoryTieringSettings) -> Self {
         Self {
-            // In milliseconds.
-            wrap: f64::from(settings.time_bits).exp2() / 1e3,
+            settings,
             scans: HashMap::new(),
             seconds: 0.0,
             owed: Owed::default(),
@@ -109,7 +107,8 @@ impl Policy for MemoryTiering {
             view,
             interval,
             hot_within: (HOT_WITHIN + longer).min(HOT_WITHIN_MOST),
-            wrap: self.wrap,
+            // Of milliseconds.
+            wrap: f64::from(self.settings.time_bits).exp2() / 1e3,
             free: Ledger::free(view),
             left: budget.bytes,
             gone: HashMap::new(),
@@ -124,11 +123,18 @@ impl Policy for MemoryTiering {
             let Some(slow_from) = slow_from(t) else {
                 continue;
             };
-            let scan = self.scans.entry(t.id).or_default();
+            let scan = self.scans.entry(t.id);
+            let scan = scan.or_insert_with(|| Scan::new(self.settings.by_worker));
             scan.begin(t, interval);
-            if draft.seems_new() >= SELDOM {
-                for piece in scan.waiting(t) {
-                    if draft.promote((target, piece), slow_from, Fault::Late) {
+            if draft.seems_new() >= SELDOM || draft.has_room_on_top(t) {
+                for (region, r) in numbered(t.regions) {
+                    if draft.left.is_zero() {
+                        break;
+                    }
+                    let piece = scan.waiting(region, r);
+                    if piece
+                        .is_some_and(|piece| draft.promote((target, piece), slow_from, Fault::Late))
+                    {
                         scan.promoted();
                     }
                 }
@@ -159,6 +165,11 @@ fn slow_from(target: &TargetView<'_>) -> Option<usize> {
     let ranks = target.tiers.ranks();
     let last = ranks.iter().rposition(|rank| rank.has_cpus).unwrap_or(0);
     (last + 1 < ranks.len()).then_some(last + 1)
+}
+
+/// The node of the CPU that touches a page.
+fn top(target: &TargetView<'_>) -> Option<NodeId> {
+    target.tiers.ranks().first()?.nodes.first().copied()
 }
 
 /// What of a region lies on slow memory.
@@ -237,7 +248,6 @@ impl Draft<'_, '_> {
         }
         let (touched, hot) = self.faults(region, &piece, fault);
         let folio = region.folio_bytes();
-        let ranks = target.tiers.ranks();
         let mut has_promoted = false;
         for (from, _) in region.pages().iter() {
             if target
@@ -249,15 +259,17 @@ impl Draft<'_, '_> {
             }
             let here = self.left_on(place, from);
             let key = (place.target, place.region, from);
-            let found = *if piece.is_first {
-                self.found.entry(key).insert_entry(here).into_mut()
-            } else {
-                self.found.entry(key).or_insert(here)
+            let found = match fault {
+                Fault::Late => here,
+                Fault::New if piece.is_first => {
+                    *self.found.entry(key).insert_entry(here).into_mut()
+                }
+                Fault::New => *self.found.entry(key).or_insert(here),
             };
-            let Some(&to) = ranks.first().and_then(|rank| rank.nodes.first()) else {
+            let Some(to) = top(target) else {
                 continue;
             };
-            let has_room = self.free.on(to) >= ROOM_ENOUGH;
+            let has_room = self.has_room_on_top(target);
             self.has_room |= has_room;
             let share = piece.share * if has_room { touched } else { hot } * found.as_f64();
             let want = folios(&mut self.owed.up, share, folio);
@@ -284,6 +296,8 @@ impl Draft<'_, '_> {
                 let hot = has_new_time * touched_in(rate, self.hot_within);
                 (touched_in(rate, piece.pass), hot)
             }
+            // It faults once, and says no more while nobody looks.
+            Fault::Late if !region.is_fresh() => (0.0, 0.0),
             Fault::Late => {
                 let before = self.rate(region.previous());
                 let waits = 1.0 - touched_in(before, piece.waited.unwrap_or(0.0));
@@ -291,6 +305,11 @@ impl Draft<'_, '_> {
                 (faults, faults * self.seems_new())
             }
         }
+    }
+
+    /// Whether the fastest node has so much room that any page is promoted to it that is touched.
+    fn has_room_on_top(&self, target: &TargetView<'_>) -> bool {
+        top(target).is_some_and(|node| self.free.on(node) >= ROOM_ENOUGH)
     }
 
     /// The share of late faults that seem to come soon, since the time wrapped round.

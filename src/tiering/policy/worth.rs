@@ -46,13 +46,13 @@ pub(super) struct Worth<'a, 'v> {
     /// Per target: the worth of a page that is accessed once per epoch, times its bytes.
     scale: Vec<f64>,
     /// Per target and region. A million regions are far from any cache, these are near.
-    counted: Vec<Vec<Counted>>,
+    facts: Vec<Vec<Facts>>,
 }
 
 /// What is asked of a region most often.
 #[derive(Clone, Copy, Debug)]
-struct Counted {
-    /// Accesses per byte, as hot as it is, and as [`Worth::usual`] has it.
+struct Facts {
+    /// Accesses per byte and epoch, as hot as it is, and as [`Worth::usual`] has it.
     mean: f64,
     usual: f64,
     is_empty: bool,
@@ -66,35 +66,35 @@ impl<'a, 'v> Worth<'a, 'v> {
             view,
             settings,
             scale: Vec::with_capacity(view.targets.len()),
-            counted: Vec::with_capacity(view.targets.len()),
+            facts: Vec::with_capacity(view.targets.len()),
         };
         for (target, load) in view.targets.iter().zip(loads) {
             let mut waited = 0.0;
-            let count = |region: &Region| {
-                let counted = worth.count(region);
+            let look_at = |region: &Region| {
+                let facts = worth.look_at(region);
                 for (node, pages) in region.pages().iter() {
                     let bytes = (pages * PAGE_BYTES) as f64;
-                    waited += counted.mean * bytes * latency(target, node);
+                    waited += facts.mean * bytes * latency(target, node);
                 }
-                counted
+                facts
             };
-            let counted = target.regions.iter().map(count).collect();
+            let facts = target.regions.iter().map(look_at).collect();
             let scale = if waited > 0.0 {
                 load * settings.memory_bound / waited
             } else {
                 0.0
             };
             worth.scale.push(scale);
-            worth.counted.push(counted);
+            worth.facts.push(facts);
         }
         worth
     }
 
-    fn count(&self, region: &Region) -> Counted {
+    fn look_at(&self, region: &Region) -> Facts {
         let of = |count: f32| density(region, self.view.rates.of(f64::from(count)));
         let (heat, usual) = (region.heat(), region.usual() / 2.0);
         let mean = of(heat);
-        Counted {
+        Facts {
             mean,
             usual: if usual > heat { of(usual) } else { mean },
             is_empty: region.pages().total() == 0,
@@ -102,8 +102,8 @@ impl<'a, 'v> Worth<'a, 'v> {
         }
     }
 
-    fn counted(&self, place: Place) -> &Counted {
-        &self.counted[place.target as usize][place.region as usize]
+    fn facts(&self, place: Place) -> &Facts {
+        &self.facts[place.target as usize][place.region as usize]
     }
 
     /// Of a region of the target at this place, with such a count.
@@ -123,24 +123,24 @@ impl<'a, 'v> Worth<'a, 'v> {
     }
 
     pub(super) fn mean(&self, place: Place) -> f64 {
-        self.scale[place.target as usize] * self.counted(place).mean
+        self.scale[place.target as usize] * self.facts(place).mean
     }
 
     /// As hot as it is, or half as hot as it usually is, whichever is more: what is cold, but
     /// what a program comes back to, gives way after what is lukewarm. Half, so that what was
     /// hot for hours still gives way to what is hot now.
     pub(super) fn usual(&self, place: Place) -> f64 {
-        self.scale[place.target as usize] * self.counted(place).usual
+        self.scale[place.target as usize] * self.facts(place).usual
     }
 
     /// Whether none of a region is in memory.
     pub(super) fn is_empty(&self, place: Place) -> bool {
-        self.counted(place).is_empty
+        self.facts(place).is_empty
     }
 
     /// Whether a region is hot enough to be promoted.
     pub(super) fn is_warm(&self, place: Place) -> bool {
-        self.counted(place).is_warm
+        self.facts(place).is_warm
     }
 
     /// As if it were so many standard errors hotter, or colder, than it seems.

@@ -203,7 +203,10 @@ impl Places {
             return;
         }
         // The n-th begins at n * count / wanted.
-        let (each, more) = (self.count / wanted.max(1), self.count % wanted.max(1));
+        if wanted == 0 {
+            return;
+        }
+        let (each, more) = (self.count / wanted, self.count % wanted);
         let (mut low, mut due) = (0, 0);
         for _ in 0..wanted {
             due += more;

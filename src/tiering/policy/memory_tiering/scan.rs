@@ -1,19 +1,21 @@
 //! What NUMA balancing looks at in an epoch.
 //!
-//! **Approach** (kernel/sched/fair.c of Linux 6.18: `init_numa_balancing`, `task_numa_work`,
-//! `task_scan_min`, `task_scan_max`, `update_task_scan_period`). An address space is gone through
-//! in windows of 256 MB (`scan_size_mb`) in which something lies on slow memory, or of eight times
-//! as much in which nothing does. A thread begins with a window per second. Faults on slow memory
+//! **Approach** (kernel/sched/fair.c of Linux 6.18: `init_numa_balancing`, `task_tick_numa`,
+//! `task_numa_work`, `task_scan_min`, `task_scan_max`, `update_task_scan_period`). An address space
+//! is gone through in windows of 256 MB (`scan_size_mb`) in which something lies on slow memory, or
+//! of eight times as much in which nothing does. A program's first thread begins with a pass a
+//! second, one that it made with a window a second, whatever it has resident. Faults on slow memory
 //! are neither counted as local nor as shared, and where none is either, a period becomes twice as
-//! long: with each pass that promoted something, until a pass takes a minute, but a period a tenth
-//! of a second at least. A pass is held to have so many windows as the process has resident. What
-//! no thread touched of late (its libraries' data, its stacks) is passed over from the third pass
-//! on, and then looked at after all, each mapping in a window of its own.
+//! long: with each pass that promoted something, until what is resident would take a minute, but a
+//! period a tenth of a second at least. What no thread touched of late (its libraries' data, its
+//! stacks) is passed over from the third pass on, and then looked at after all, each mapping in a
+//! window of its own.
 //!
-//! **Assumed.** That these are [`OTHERS`] mappings, as of a small program.
+//! **Assumed.** That these are [`OTHERS`] mappings, as of a small program, and that its threads
+//! run all the time. That of what waits to be touched as much is looked at again as of what does
+//! not; the kernel passes over windows in which all waits.
 
 use crate::tiering::policy::TargetView;
-use crate::tiering::policy::place::numbered;
 use crate::tiering::region::Region;
 use crate::units::{Bytes, VirtAddr};
 
@@ -21,12 +23,13 @@ use crate::units::{Bytes, VirtAddr};
 const WINDOW: u64 = 256 << 20;
 /// As many times as much is gone through where nothing is on slow memory.
 const THROUGH: u64 = 8;
-/// Seconds that a pass takes at most (`scan_period_max_ms`), and a window at least, 2560 MB a
-/// second being the most.
+/// Seconds that a pass takes at least and at most (`scan_period_min_ms`, `scan_period_max_ms`),
+/// and a window at least, 2560 MB a second being the most.
+const PASS_LEAST: f64 = 1.0;
 const PASS_MOST: f64 = 60.0;
 const PERIOD_LEAST: f64 = 0.1;
-/// Seconds before the first window of a process, and from each to the next in its first pass
-/// (`scan_delay_ms`).
+/// Seconds before the first window of a process, and for a thread that it made from each to the
+/// next in its first pass (`scan_delay_ms`).
 const DELAY: f64 = 1.0;
 /// Passes in which all is gone through, touched or not, and how many mappings cost a window each
 /// in later ones.
@@ -50,16 +53,24 @@ pub(super) struct Scan {
     /// Passes that ended, ever and in this epoch.
     passes: u32,
     of_epoch: u32,
-    /// Whether anything was ever resident.
-    is_begun: bool,
-    /// What is resident, in windows, and those that this pass had.
+    state: State,
+    /// What is resident, in windows.
     windows: f64,
-    had: f64,
-    /// Seconds since it was begun with, and where windows of this pass and of the one before
-    /// ended, and when.
+    /// Seconds since it was begun with; where windows of this pass and of the one before ended,
+    /// and when.
     now: f64,
     ends: Vec<(VirtAddr, f64)>,
     before: Vec<(VirtAddr, f64)>,
+}
+
+/// Whether anything was ever resident, and if not, whose period it begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// That of the program's first thread.
+    ByFirst,
+    /// That of one which the program made.
+    ByWorker,
+    Begun,
 }
 
 /// So much of a region, in order of address.
@@ -76,8 +87,9 @@ pub(super) struct Piece {
     pub(super) pass: f64,
 }
 
-impl Default for Scan {
-    fn default() -> Self {
+impl Scan {
+    /// Of a process whose memory its first thread touches, or one that it made.
+    pub(super) fn new(by_worker: bool) -> Self {
         Self {
             period: DELAY,
             at: VirtAddr(0),
@@ -86,27 +98,33 @@ impl Default for Scan {
             is_over: false,
             passes: 0,
             of_epoch: 0,
-            is_begun: false,
+            state: if by_worker {
+                State::ByWorker
+            } else {
+                State::ByFirst
+            },
             windows: 1.0,
-            had: 0.0,
             now: 0.0,
             ends: Vec::new(),
             before: Vec::new(),
         }
     }
-}
 
-impl Scan {
     /// An epoch of so many seconds begins.
     pub(super) fn begin(&mut self, target: &TargetView<'_>, seconds: f64) {
         let resident: Bytes = target.regions.iter().map(Region::resident).sum();
-        self.is_begun |= !resident.is_zero();
         // Its code and stacks, which nobody watches, begin a window.
         self.windows = (resident.0 / WINDOW + 1) as f64;
+        if !resident.is_zero() {
+            if self.state == State::ByFirst {
+                self.period = (PASS_LEAST / self.windows).max(PERIOD_LEAST);
+            }
+            self.state = State::Begun;
+        }
         self.of_epoch = 0;
         self.now += seconds;
         // What was not looked at for want of time is not made up for.
-        self.wait = if self.is_begun {
+        self.wait = if self.state == State::Begun {
             self.wait.max(-self.period) - seconds
         } else {
             (self.wait - seconds).max(0.0)
@@ -123,34 +141,38 @@ impl Scan {
         self.period * (self.windows + self.others())
     }
 
-    /// Windows of this pass in which nothing lies that is watched.
+    /// Windows of this pass in which nothing lies that is watched, but for the first one.
     fn others(&self) -> f64 {
         let others = if self.passes < ALL_IN { 0 } else { OTHERS };
         others.into()
     }
 
-    /// Seconds since what lies at an address was looked at, if ever.
-    fn waited(&self, at: VirtAddr) -> Option<f64> {
+    /// Seconds until this time since what lies at an address was looked at, if ever.
+    fn waited(&self, at: VirtAddr, until: f64) -> Option<f64> {
         let window = |ends: &[(VirtAddr, f64)]| {
             let place = ends.partition_point(|&(end, _)| end <= at);
-            ends.get(place).map(|&(_, when)| self.now - when)
+            ends.get(place).map(|&(_, when)| until - when)
         };
         window(&self.ends).or_else(|| window(&self.before))
     }
 
-    /// All that was looked at in earlier epochs.
-    pub(super) fn waiting(&self, target: &TargetView<'_>) -> Vec<Piece> {
-        let piece = |(region, r): (u32, &Region)| {
-            let waited = Some(self.waited(r.range().start())?);
-            Some(Piece {
-                region,
-                share: 1.0,
-                is_first: true,
-                waited,
-                pass: self.pass(),
-            })
+    /// What was looked at in earlier epochs of a region that stands at this place.
+    pub(super) fn waiting(&self, place: u32, region: &Region) -> Option<Piece> {
+        let range = region.range();
+        let waited = self.waited(range.start(), self.now)?;
+        // In the first pass a region may have been looked at in part.
+        let looked = if self.before.is_empty() && !self.is_over {
+            self.at.0.saturating_sub(range.start().0) as f64 / range.bytes().as_f64()
+        } else {
+            1.0
         };
-        numbered(target.regions).filter_map(piece).collect()
+        Some(Piece {
+            region: place,
+            share: looked.min(1.0),
+            is_first: true,
+            waited: Some(waited),
+            pass: self.pass(),
+        })
     }
 
     /// The next window of the epoch, if there is one; `slow` is what of a region lies on
@@ -164,19 +186,19 @@ impl Scan {
             self.is_over = false;
             self.passes = self.passes.saturating_add(1);
             self.of_epoch += 1;
-            self.had = 0.0;
             self.before = std::mem::take(&mut self.ends);
             if std::mem::take(&mut self.has_promoted) {
                 let most = (PASS_MOST / self.windows).max(PERIOD_LEAST);
                 self.period = (2.0 * self.period).min(most);
             }
         }
-        let is_due = self.is_begun && self.wait <= 0.0 && self.of_epoch < PASSES_MOST;
+        let is_due = self.state == State::Begun && self.wait <= 0.0 && self.of_epoch < PASSES_MOST;
         if !is_due || target.regions.is_empty() {
             return None;
         }
+        // When it was due, in this epoch.
+        let when = self.now + self.wait;
         self.wait += self.period;
-        self.had += 1.0;
 
         let regions = target.regions;
         let first = regions.partition_point(|region| region.range().end() <= self.at);
@@ -198,7 +220,7 @@ impl Scan {
                     region,
                     share: looked / all,
                     is_first: begin == range.start().0,
-                    waited: self.waited(VirtAddr(begin)),
+                    waited: self.waited(VirtAddr(begin), when),
                     pass: self.pass(),
                 });
             }
@@ -206,7 +228,7 @@ impl Scan {
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
                 let bytes = looked as u64;
                 self.at = VirtAddr(begin + bytes.max(1));
-                self.ends.push((self.at, self.now));
+                self.ends.push((self.at, when));
                 return Some(pieces);
             }
             self.at = range.end();
@@ -215,16 +237,15 @@ impl Scan {
             }
             through -= looked;
             if window < 1.0 || through < 1.0 {
-                self.ends.push((self.at, self.now));
+                self.ends.push((self.at, when));
                 return Some(pieces);
             }
         }
         // The end of the address space ends a window, too.
         self.at = VirtAddr(0);
-        self.ends.push((VirtAddr(u64::MAX), self.now));
+        self.ends.push((VirtAddr(u64::MAX), when));
         self.is_over = true;
-        let rest = (self.windows - self.had).max(0.0) + self.others();
-        self.wait += rest * self.period;
+        self.wait += (1.0 + self.others()) * self.period;
         Some(pieces)
     }
 }
