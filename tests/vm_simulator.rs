@@ -80,7 +80,7 @@ fn the_model_says_what_the_kernel_does() {
         println!("skipped: four minutes, in the long form");
         return;
     }
-    // From run to run the kernel's share differs by up to ten points: how many windows fall
+    // From run to run the kernel's share differs by up to thirteen points: how many windows fall
     // into a phase is chance.
     let site = Site::new();
     let (mut real, mut models) = (Vec::new(), Vec::new());

@@ -328,7 +328,7 @@ impl PolicySettings {
     }
 }
 
-/// The kernel that policy `memory-tiering` is a model of.
+/// The kernel, and the program under it, that policy `memory-tiering` is a model of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryTieringSettings {
     /// Bits in which it notes, in milliseconds, when it made a page fault

@@ -144,7 +144,7 @@ struct Places {
     first: u64,
     last: u64,
     origin: u64,
-    /// Of a folio's pages, as log2: with a million regions dividing takes longer than all else.
+    /// Of a folio's pages, as log2: shifts are quicker than divisions, of which there were many.
     order: u32,
     is_coarse: bool,
     count: u64,
@@ -202,10 +202,10 @@ impl Places {
             put(self.page(0, self.count, rng));
             return;
         }
-        // The n-th begins at n * count / wanted.
         if wanted == 0 {
             return;
         }
+        // The n-th begins at n * count / wanted.
         let (each, more) = (self.count / wanted, self.count % wanted);
         let (mut low, mut due) = (0, 0);
         for _ in 0..wanted {
