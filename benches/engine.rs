@@ -106,6 +106,7 @@ fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observ
                 total: Bytes(1 << 40),
                 free: Bytes(if node == 0 { 0 } else { 1 << 38 }),
                 reserve: Bytes::ZERO,
+                latency: None,
             })
             .collect(),
         cost: EpochCost {

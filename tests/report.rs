@@ -357,6 +357,7 @@ fn a_picture_does_not_grow_with_its_recording() {
                 total: Bytes(2 << 40),
                 free: Bytes(1 << 40),
                 reserve: Bytes::ZERO,
+                latency: None,
             }],
             cost: EpochCost::default(),
             capacity: 1 << 20,

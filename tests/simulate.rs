@@ -292,3 +292,47 @@ fn a_sweep_says_which_orders_survive() {
     let one = simulate(&[&args[..], &["--policy", "hemem"]].concat());
     assert_eq!(one.status.code(), Some(2), "{one:?}");
 }
+
+/// Seconds that a program of the fixtures takes under `adaptive`, with such a profiling, as a
+/// share of what it takes under first-touch.
+fn where_bandwidth_is_short(machine: &str, workload: &str, profiling: &str) -> f64 {
+    let dir = tempfile::tempdir().unwrap();
+    let config = write(
+        dir.path(),
+        "config.toml",
+        &format!("[profiling]\n{profiling}\n"),
+    );
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let workload = fixtures.join(workload).display().to_string();
+    let machine = match machine {
+        "narrow.toml" => fixtures.join(machine).display().to_string(),
+        preset => preset.to_owned(),
+    };
+    let mut args = vec!["--machine", &machine, "--workload", &workload, "--json"];
+    args.extend(["--policy=first-touch,adaptive", "--coarse=32"]);
+    args.extend(["--config", &config]);
+    let output = simulate(&args);
+    assert!(output.status.success(), "{output:?}");
+    let runs: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let seconds = |at: usize| runs[at]["total_seconds"].as_f64().unwrap();
+    seconds(1) / seconds(0)
+}
+
+#[test]
+fn what_one_node_has_no_bandwidth_for_is_spread_over_two() {
+    let took = |profiling| where_bandwidth_is_short("narrow.toml", "fits.toml", profiling);
+    let (with, without) = (took("latency = true"), took("latency = false"));
+    assert!(with < 0.75, "{with}");
+    assert!((without - 1.0).abs() < 0.01, "{without}");
+}
+
+#[test]
+fn what_is_written_leaves_the_node_that_has_no_bandwidth_for_it() {
+    let took = |profiling| where_bandwidth_is_short("cxl-2tier", "halves.toml", profiling);
+    assert!(took("writes = true") < 0.7);
+    let not_asked = took("writes = false");
+    assert!((not_asked - 1.0).abs() < 0.01, "{not_asked}");
+    // Where both nodes are at their limits as it is, nothing is made worse.
+    let took = where_bandwidth_is_short("autotm-2tier", "halves.toml", "writes = true");
+    assert!(took < 1.01, "{took}");
+}

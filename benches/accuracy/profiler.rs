@@ -153,6 +153,7 @@ impl Ours {
                 total: Bytes(1 << 40),
                 free: Bytes::ZERO,
                 reserve: Bytes::ZERO,
+                latency: None,
             }],
             cost: EpochCost {
                 scanning: Nanos(SCAN_COST.0 * scanned),

@@ -173,6 +173,9 @@ fn profiling(
         writes: check
             .boolean(raw.writes.as_ref(), "profiling.writes")
             .unwrap_or(default.writes),
+        latency: check
+            .boolean(raw.latency.as_ref(), "profiling.latency")
+            .unwrap_or(default.latency),
         overhead_control: check
             .boolean(raw.overhead_control.as_ref(), "profiling.overhead_control")
             .unwrap_or(default.overhead_control),

@@ -263,6 +263,10 @@ impl Config {
                 "profiling.writes",
                 self.profiling.writes != new.profiling.writes,
             ),
+            (
+                "profiling.latency",
+                self.profiling.latency != new.profiling.latency,
+            ),
             ("metrics.listen", self.listen != new.listen),
             ("control.socket", self.socket != new.socket),
         ]

@@ -69,6 +69,7 @@ pub struct RawProfiling {
     pub looks: Option<Entry>,
     pub windows: Option<Entry>,
     pub writes: Option<Entry>,
+    pub latency: Option<Entry>,
     pub overhead_control: Option<Entry>,
 }
 

@@ -17,9 +17,12 @@ use super::heart::Heart;
 use super::process::{self, NoTarget};
 use crate::config::Config;
 use crate::epoch::{EpochLoop, longest_migration};
-use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch};
+use crate::ports::{
+    AccessSampler, Ports, Residency, Selector, TargetEvent, TargetSpec, Topology, WriteWatch,
+};
 use crate::record::file::Writer;
 use crate::sys::clock::{SysClock, Waker};
+use crate::sys::latency::LatencyProbe;
 use crate::sys::mover::SysMover;
 use crate::sys::pager::SysPager;
 use crate::sys::residency::SysResidency;
@@ -165,6 +168,21 @@ pub(super) fn start(
     Ok((handle, has_ended))
 }
 
+/// Where pages are and, if asked for, how late nodes answer.
+fn residency(root: &Root, tiers: &TierTable, asks: bool) -> SysResidency {
+    let mut residency = SysResidency::new(root);
+    if !asks {
+        return residency;
+    }
+    match residency.nodes() {
+        Ok(usage) => residency.probing(LatencyProbe::new(tiers, &usage)),
+        Err(error) => {
+            warn!("nodes are not asked how late they answer: {error}");
+            residency
+        }
+    }
+}
+
 /// What targets write is good to know, but nothing depends on it.
 fn open_writes(root: &Root) -> Option<Box<dyn WriteWatch>> {
     match SoftDirty::open(root) {
@@ -211,7 +229,7 @@ impl Worker {
             writes: (config.profiling.writes)
                 .then(|| open_writes(&root))
                 .flatten(),
-            residency: Box::new(SysResidency::new(&root)),
+            residency: Box::new(residency(&root, &tiers, config.profiling.latency)),
             mover: Box::new(SysMover::new(&root).halted_by(Arc::clone(&halt))),
             pager: Some(Box::new(SysPager::new(&root, Arc::clone(&halt)))),
             clock: Box::new(clock),

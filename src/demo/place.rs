@@ -156,6 +156,7 @@ mod tests {
             total: Bytes::from_mib(total),
             free: Bytes::from_mib(free),
             reserve: Bytes::from_mib(4),
+            latency: None,
         }
     }
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::tiering::observation::{
-    AccessSet, EpochCost, Exclusion, Forgotten, NodeUsage, RangeResidency, Sample, Seen, Share,
-    TargetId, TargetKind, TargetMap,
+    AccessSet, EpochCost, Exclusion, Forgotten, NodeUsage, RangeResidency, ReadLatency, Sample,
+    Seen, Share, TargetId, TargetKind, TargetMap,
 };
 use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Paging, Swap};
 use crate::tiering::plan::{Direction, Move, MoveOutcome, MoveResult, PageCounts, Reason};
@@ -102,6 +102,10 @@ pub(super) fn observation(at: u64) -> Observation {
             total: Bytes(3 << 30),
             free: Bytes(2 << 30),
             reserve: Bytes(1 << 30),
+            latency: Some(ReadLatency {
+                now: Nanos(210),
+                idle: Nanos(95),
+            }),
         }],
         targets: vec![target],
         cost: EpochCost::default(),

@@ -1,5 +1,6 @@
 //! The model.
 
+mod looking;
 mod moving;
 
 use std::cell::RefCell;
@@ -11,13 +12,10 @@ use std::sync::Arc;
 use super::extents::Extents;
 use super::hardware::{Costs, Hardware, Link};
 use super::program::Program;
-use crate::tiering::observation::{NodeUsage, Seen, TargetId};
+use crate::tiering::observation::{NodeUsage, ReadLatency, TargetId};
 use crate::tiering::rng::Rng;
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable, TierTableError};
 use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
-
-/// Accesses expected beyond which there was one: e^-40 is below what is drawn.
-const CERTAIN: f64 = 40.0;
 
 /// Accesses per second of the page at an address, at a time.
 pub type Rate = Box<dyn Fn(VirtAddr, Nanos) -> f64>;
@@ -363,15 +361,25 @@ impl Machine {
         Bytes::from_pages(self.room(node))
     }
 
-    /// Memory per node.
-    pub fn usage(&self) -> Vec<NodeUsage> {
-        self.capacity
-            .iter()
-            .map(|(&node, &pages)| NodeUsage {
+    /// Memory per node. Of a program it is known how late nodes answer, of what is touched at
+    /// given rates not.
+    pub fn usage(&mut self) -> Vec<NodeUsage> {
+        let latencies = self.programs().next().map(Program::latencies);
+        let latency = |at: usize| {
+            let &(now, idle) = latencies.as_ref()?.get(at)?;
+            Some(ReadLatency {
+                now: Nanos::from_secs_f64(now),
+                idle: Nanos::from_secs_f64(idle),
+            })
+        };
+        let nodes = self.capacity.iter().enumerate();
+        nodes
+            .map(|(at, (&node, &pages))| NodeUsage {
                 node,
                 total: Bytes::from_pages(pages),
                 free: Bytes::from_pages(self.room(node)),
                 reserve: Bytes::ZERO,
+                latency: latency(at),
             })
             .collect()
     }
@@ -435,72 +443,6 @@ impl Machine {
         Some(program.touches(process.folio(program.order(), addr.page_index())))
     }
 
-    /// A scan begins or ends: programs have run until now.
-    pub(super) fn look_up(&mut self) {
-        self.settle();
-    }
-
-    /// Whether a page was accessed in the window that ends now, or since it had so many
-    /// touches; draws.
-    pub(super) fn look(
-        &mut self,
-        pid: Pid,
-        addr: VirtAddr,
-        window: Nanos,
-        before: Option<f64>,
-    ) -> Look {
-        self.charge(self.costs.scan);
-        let nothing = Look {
-            seen: Seen::Unknown,
-            order: self.order,
-            node: None,
-        };
-        let Some(at) = self.owner(pid, addr) else {
-            return nothing;
-        };
-        let process = &mut self.processes[at];
-        let (node, order, expected) = match &process.touch {
-            Touch::Rate(rate) => {
-                let Some(node) = self.pages.get(&pid).and_then(|e| e.node(addr.page_index()))
-                else {
-                    return nothing;
-                };
-                let folio = addr.align_down(PAGE_BYTES << self.order);
-                let expected = rate(folio, self.now) * window.as_secs_f64();
-                (node, self.order, Some(expected))
-            }
-            Touch::Program(program) => {
-                let order = program.order();
-                let folio = process.folio(order, addr.page_index());
-                let node = self.ids[usize::from(program.node_of(folio))];
-                // Not armed: nothing is known of it.
-                let expected = before.map(|before| program.touches(folio) - before);
-                (node, order, expected)
-            }
-        };
-        let mut seen = Seen::Unknown;
-        if let Some(expected) = expected {
-            // Poisson: none in the window with probability e^(-expected).
-            let draw = self.rng.next_u64() as f64 / u64::MAX as f64;
-            let accessed = expected > CERTAIN || draw >= (-expected).exp();
-            seen = if accessed && !self.blind {
-                Seen::Accessed
-            } else {
-                Seen::Idle
-            };
-        }
-        if seen == Seen::Accessed
-            && let Touch::Program(program) = &mut process.touch
-        {
-            program.hold(self.costs.accessed.as_secs_f64() / program.threads());
-        }
-        Look {
-            seen,
-            order,
-            node: Some(node),
-        }
-    }
-
     /// Our own CPU time goes on, and the clock with it.
     pub(super) fn charge(&mut self, cost: Nanos) {
         self.cpu += cost;
@@ -551,15 +493,6 @@ fn page_range(pages: &Range<u64>) -> Option<PageRange> {
         VirtAddr(pages.start * PAGE_BYTES),
         VirtAddr(pages.end * PAGE_BYTES),
     )
-}
-
-/// What a look at a page told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Look {
-    pub(super) seen: Seen,
-    /// Of its folio, as log2 of pages.
-    pub(super) order: u8,
-    pub(super) node: Option<NodeId>,
 }
 
 #[cfg(test)]

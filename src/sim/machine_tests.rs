@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::sim::workload::Workload;
+use crate::tiering::observation::Seen;
 
 const PID: Pid = Pid(1);
 const FIRST: u64 = 1 << 40;
@@ -48,7 +49,7 @@ fn page(folio: u64) -> u64 {
 }
 
 /// Folios on each node, as they were placed and as nodes are used.
-fn folios(machine: &Machine) -> [u64; 2] {
+fn folios(machine: &mut Machine) -> [u64; 2] {
     let all = machine.processes[0].range;
     let mut placed = [0; 2];
     for (run, node) in machine.placed(PID, all) {
@@ -64,7 +65,7 @@ fn folios(machine: &Machine) -> [u64; 2] {
 
 #[test]
 fn first_touch_fills_the_nodes_in_their_order() {
-    assert_eq!(folios(&machine()), [ROOM, FOLIOS - ROOM]);
+    assert_eq!(folios(&mut machine()), [ROOM, FOLIOS - ROOM]);
 }
 
 #[test]
@@ -84,7 +85,7 @@ fn a_move_takes_time_and_slows_the_program_down() {
         program.served().iter().sum::<f64>()
     };
     assert!(done(&mut moving) < 0.99 * done(&mut quiet));
-    assert_eq!(folios(&moving), [ROOM - 4, FOLIOS - ROOM + 4]);
+    assert_eq!(folios(&mut moving), [ROOM - 4, FOLIOS - ROOM + 4]);
 }
 
 #[test]
@@ -93,7 +94,7 @@ fn a_full_node_takes_what_it_has_room_for() {
     let moved = machine.move_pages(PID, page(0)..page(20), NodeId(1));
     assert_eq!(moved.done, (2 * ROOM - FOLIOS) * PAGES);
     assert_eq!(moved.no_room, (20 - (2 * ROOM - FOLIOS)) * PAGES);
-    assert_eq!(folios(&machine), [FOLIOS - ROOM, ROOM]);
+    assert_eq!(folios(&mut machine), [FOLIOS - ROOM, ROOM]);
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn arranged_memory_lies_where_it_is_told_and_nowhere_twice() {
     let mut machine = machine();
     let backwards: Vec<usize> = (0..32).rev().collect();
     machine.arrange(PID, &backwards, &[NodeId(0), NodeId(1)]);
-    assert_eq!(folios(&machine), [ROOM, FOLIOS - ROOM]);
+    assert_eq!(folios(&mut machine), [ROOM, FOLIOS - ROOM]);
     assert_eq!(machine.node_of(PID, VirtAddr(FIRST)), Some(NodeId(1)));
 }
 
@@ -149,7 +150,7 @@ proptest! {
                     machine.move_pages(PID, run, NodeId(to));
                 }
             }
-            let [fast, slow] = folios(&machine);
+            let [fast, slow] = folios(&mut machine);
             prop_assert_eq!(fast + slow, FOLIOS);
             prop_assert!(fast <= ROOM && slow <= ROOM);
         }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::machine::{Machine, Process, Shared, Touch};
 use crate::ports::{
     AccessSampler, Calibration, Clock, MoveLimits, PageMover, PortError, Ports, Residency,
-    SamplerKind, Selector, TargetEvent, TargetSpec, Targets, Wake,
+    SamplerKind, Selector, TargetEvent, TargetSpec, Targets, Wake, WriteWatch,
 };
 use crate::tiering::observation::{
     AccessSet, NodeUsage, RangeResidency, Sample, Share, TargetKind, TargetMap,
@@ -26,7 +26,7 @@ pub fn ports(machine: &Shared) -> Ports {
             armed: Nanos::ZERO,
             before: Vec::new(),
         }),
-        writes: None,
+        writes: Some(Box::new(SimMemory(Rc::clone(machine)))),
         residency: Box::new(SimMemory(Rc::clone(machine))),
         mover: Box::new(SimMemory(Rc::clone(machine))),
         pager: None,
@@ -142,6 +142,9 @@ impl AccessSampler for SimSampler {
             let look = machine.look(pid, addr, window, before);
             seen.record(i, look.seen);
             seen.place(i, look.order, look.node);
+            if look.is_written {
+                seen.note_written(i);
+            }
         }
         seen.end_scan();
         Ok(())
@@ -170,7 +173,13 @@ impl Residency for SimMemory {
     }
 
     fn nodes(&mut self) -> Result<Vec<NodeUsage>, PortError> {
-        Ok(self.0.borrow().usage())
+        Ok(self.0.borrow_mut().usage())
+    }
+}
+
+impl WriteWatch for SimMemory {
+    fn forget(&mut self, pid: Pid) -> Result<bool, PortError> {
+        Ok(self.0.borrow_mut().forget_written(pid))
     }
 }
 

@@ -11,6 +11,10 @@
 //! line that is touched at a rate r misses with probability e^(-rT), where T is the time
 //! that the cache takes to be filled anew.
 
+mod cache;
+mod written;
+
+use self::written::Forgotten;
 use super::behind::Behind;
 use super::hardware::{Hardware, Link};
 use super::speed::{self, Demand, LINE, Supply};
@@ -18,12 +22,6 @@ use super::weights;
 use super::workload::{Pattern, Step, Workload};
 use crate::units::{Bytes, PAGE_BYTES};
 
-/// Folios by which the time is estimated that a cache takes to be filled anew.
-const CACHE_SAMPLE: usize = 8192;
-/// Halvings until that time is known.
-const CACHE_HALVINGS: u32 = 40;
-/// Touches of a line, while the cache is filled anew, from which on none of them misses.
-const ALWAYS_CACHED: f64 = 40.0;
 /// Share of a while that a program runs at least, whatever it owes.
 const RUNS_AT_LEAST: f64 = 0.05;
 
@@ -84,6 +82,8 @@ pub struct Program {
     held: f64,
     /// Accesses that each node has served.
     served: Vec<f64>,
+    /// When it was last to forget what it had written.
+    forgotten: Option<Forgotten>,
 }
 
 impl Program {
@@ -132,6 +132,7 @@ impl Program {
             ran: 0.0,
             held: 0.0,
             served: vec![0.0; nodes],
+            forgotten: None,
             workload,
         };
         program.still = program.still_weights();
@@ -304,12 +305,19 @@ impl Program {
         if let Some(rate) = self.rate {
             return rate;
         }
-        let nodes: Vec<(Demand, Supply)> = (0..self.links.len())
-            .map(|node| (self.demand_of(node), self.supply(node)))
-            .collect();
+        let nodes = self.nodes();
         let rate = speed::rate(self.workload.compute, self.threads, &nodes);
         self.rate = Some(rate);
         rate
+    }
+
+    /// Seconds that a read takes from each node now, and idle.
+    pub fn latencies(&mut self) -> Vec<(f64, f64)> {
+        let rate = self.rate();
+        let nodes = self.nodes();
+        let now = speed::latencies(self.workload.compute, self.threads, &nodes, rate);
+        let idle = self.links.iter().map(|link| link.latency.as_secs_f64());
+        now.into_iter().zip(idle).collect()
     }
 
     /// Seconds per access if all memory were as the fastest, and there were no cache.
@@ -362,6 +370,14 @@ impl Program {
         demand.read += looked.read;
         demand.written += looked.written;
         demand
+    }
+
+    /// What is asked of each node now, and what it offers.
+    fn nodes(&self) -> Vec<(Demand, Supply)> {
+        let nodes = 0..self.links.len();
+        nodes
+            .map(|node| (self.demand_of(node), self.supply(node)))
+            .collect()
     }
 
     fn supply(&self, node: usize) -> Supply {
@@ -507,72 +523,6 @@ impl Program {
                 sums[usize::from(self.node[folio])] += missed;
             }
         }
-    }
-
-    /// What of the accesses the last-level cache lets through.
-    #[allow(clippy::cast_possible_truncation)]
-    fn filter(&mut self) {
-        let lines = self.workload.folio.as_f64() / LINE;
-        let time = self.cache_time(lines);
-        for part in &self.parts {
-            let (touched, missed) = (
-                &self.touched[part.first..part.end],
-                &mut self.missed[part.first..part.end],
-            );
-            if part.cached && time.is_finite() {
-                for (missed, touched) in missed.iter_mut().zip(touched) {
-                    let touched = f64::from(*touched);
-                    let again = touched / lines * time;
-                    // Most of the time goes into exponentials: of few.
-                    *missed = if again > ALWAYS_CACHED {
-                        0.0
-                    } else {
-                        (touched * (-again).exp()) as f32
-                    };
-                }
-            } else if part.cached {
-                missed.fill(0.0);
-            } else {
-                missed.copy_from_slice(touched);
-            }
-        }
-    }
-
-    /// Accesses in which the cache is filled anew; infinite if all of it fits.
-    fn cache_time(&self, lines: f64) -> f64 {
-        let cached: Vec<(usize, usize)> = self
-            .parts
-            .iter()
-            .filter(|part| part.cached)
-            .map(|part| (part.first, part.end))
-            .collect();
-        let folios: usize = cached.iter().map(|(first, end)| end - first).sum();
-        if folios == 0 || folios as f64 * lines <= self.cache_lines {
-            return f64::INFINITY;
-        }
-        let stride = folios.div_ceil(CACHE_SAMPLE);
-        let sample: Vec<f64> = cached
-            .iter()
-            .flat_map(|&(first, end)| first..end)
-            .step_by(stride)
-            .map(|folio| f64::from(self.touched[folio]) / lines)
-            .collect();
-        let each = lines * folios as f64 / sample.len() as f64;
-        let filled = |time: f64| {
-            let shares = sample.iter().map(|rate| 1.0 - (-rate * time).exp());
-            shares.sum::<f64>() * each
-        };
-        // Between one access and more than any line waits for its next.
-        let (mut low, mut high) = (0.0_f64, 120.0_f64);
-        for _ in 0..CACHE_HALVINGS {
-            let middle = f64::midpoint(low, high);
-            if filled(middle.exp2()) > self.cache_lines {
-                high = middle;
-            } else {
-                low = middle;
-            }
-        }
-        low.exp2()
     }
 }
 

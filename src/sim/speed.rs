@@ -72,10 +72,34 @@ pub(super) fn rate(compute: f64, threads: f64, nodes: &[(Demand, Supply)]) -> f6
     low
 }
 
-/// Seconds per access that one thread waits for a node at that rate.
-fn waits((demand, supply): &(Demand, Supply), rate: f64) -> f64 {
+/// Seconds that a read takes from each node while the program gets on at this rate. Where
+/// bandwidth holds it up, what its threads wait beyond that they wait for the node with most
+/// to do (Little's law).
+pub(super) fn latencies(
+    compute: f64,
+    threads: f64,
+    nodes: &[(Demand, Supply)],
+    rate: f64,
+) -> Vec<f64> {
+    let mut latencies: Vec<f64> = nodes.iter().map(|node| latency(node, rate)).collect();
+    let waiting: f64 = nodes.iter().map(|node| waits(node, rate)).sum();
+    let beyond = threads / rate - compute - waiting;
+    let most = (0..nodes.len()).max_by(|&a, &b| busy(&nodes[a]).total_cmp(&busy(&nodes[b])));
+    if let Some(most) = most.filter(|&at| beyond > 0.0 && nodes[at].0.waits > 0.0) {
+        latencies[most] += beyond / nodes[most].0.waits;
+    }
+    latencies
+}
+
+/// Seconds that a read from a node takes at that rate.
+fn latency((demand, supply): &(Demand, Supply), rate: f64) -> f64 {
     let used = (rate * demand.busy(supply) + supply.taken()).min(UTILISATION_MAX);
-    demand.waits * supply.latency * (1.0 + QUEUEING * used / (1.0 - used))
+    supply.latency * (1.0 + QUEUEING * used / (1.0 - used))
+}
+
+/// Seconds per access that one thread waits for a node at that rate.
+fn waits(node: &(Demand, Supply), rate: f64) -> f64 {
+    node.0.waits * latency(node, rate)
 }
 
 /// Seconds per access that a node needs at least, beside what others ask of it.
@@ -158,6 +182,27 @@ mod tests {
         let one = rate(0.01e-9, 48.0, &[stream(1.0)]);
         let two = rate(0.01e-9, 48.0, &[stream(0.5), stream(0.5)]);
         assert!(two > 1.8 * one, "{two}, {one}");
+    }
+
+    #[test]
+    fn all_that_threads_wait_is_latency_of_some_node() {
+        let slow = Supply {
+            latency: 340e-9,
+            read: 10e9,
+            write: 10e9,
+            taken: 0.0,
+        };
+        // Chasing, both are idle; streaming, the slow one holds up all.
+        for (parallel, late) in [(1.0, false), (64.0, true)] {
+            let nodes = [(reads(0.8, parallel), DRAM), (reads(0.2, parallel), slow)];
+            let (compute, threads) = (10e-9, 16.0);
+            let rate = rate(compute, threads, &nodes);
+            let now = latencies(compute, threads, &nodes, rate);
+            let waited = (0.8 * now[0] + 0.2 * now[1]) / parallel;
+            assert!(close(rate, threads / (compute + waited)), "{rate}, {now:?}");
+            assert!(now[0] < 1.3 * DRAM.latency, "{now:?}");
+            assert_eq!(now[1] > 3.0 * slow.latency, late, "{now:?}");
+        }
     }
 
     #[test]

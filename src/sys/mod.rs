@@ -7,6 +7,7 @@ pub mod damon;
 mod frames;
 pub mod kpageflags;
 mod large_folios;
+pub mod latency;
 mod locate;
 pub mod move_pages;
 pub mod mover;

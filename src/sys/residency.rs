@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::latency::LatencyProbe;
 use super::locate::Locator;
 use super::root::Root;
 use super::text;
@@ -15,6 +16,7 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES};
 pub struct SysResidency {
     root: Root,
     locator: Locator,
+    probe: Option<LatencyProbe>,
 }
 
 impl SysResidency {
@@ -23,7 +25,15 @@ impl SysResidency {
         Self {
             root: root.clone(),
             locator: Locator::new(root),
+            probe: None,
         }
+    }
+
+    /// Asks the nodes how late they answer, too.
+    #[must_use]
+    pub fn probing(mut self, probe: LatencyProbe) -> Self {
+        self.probe = Some(probe);
+        self
     }
 }
 
@@ -46,7 +56,11 @@ impl Residency for SysResidency {
     }
 
     fn nodes(&mut self) -> Result<Vec<NodeUsage>, PortError> {
-        usage(&self.root)
+        let mut usage = usage(&self.root)?;
+        if let Some(probe) = &mut self.probe {
+            probe.ask(&mut usage);
+        }
+        Ok(usage)
     }
 }
 
@@ -89,6 +103,7 @@ pub(super) fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortErr
         total: field("MemTotal")?,
         free: field("MemFree")?,
         reserve: Bytes::ZERO,
+        latency: None,
     })
 }
 
@@ -170,6 +185,7 @@ impl Pages {
             total: bytes(self.total),
             free: bytes(free),
             reserve: bytes(self.reserve.max(free - room)),
+            latency: None,
         }
     }
 }

@@ -12,6 +12,7 @@ use prometheus::{CounterVec, GaugeVec, Opts, Registry, TextEncoder};
 use super::Snapshot;
 use super::totals::tier_name;
 use crate::ports::FolioPace;
+use crate::tiering::observation::NodeUsage;
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::Direction;
 use crate::tiering::report::{PauseReason, TargetReport};
@@ -63,6 +64,10 @@ metrics! {
         "What that share is at most.";
     FREE = Gauge "hmkeeper_tier_free_bytes" ["tier", "node"]
         "Free memory of the node.";
+    LATENCY = Gauge "hmkeeper_node_latency_seconds" ["tier", "node"]
+        "How long a read takes from the node now that no cache holds, as a probe near it measured in the last epoch.";
+    LATENCY_IDLE = Gauge "hmkeeper_node_idle_latency_seconds" ["tier", "node"]
+        "The least that was ever measured of it.";
     PROMOTED = Counter "hmkeeper_promoted_bytes_total" ["target", "from_tier", "to_tier", "reason"]
         "Bytes moved to a faster tier.";
     DEMOTED = Counter "hmkeeper_demoted_bytes_total" ["target", "from_tier", "to_tier", "reason"]
@@ -171,14 +176,20 @@ pub fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
     moves(&page, snapshot)?;
     own(&page, snapshot)?;
     let tiers = &snapshot.tiers;
-    page.add(
-        &FREE,
-        snapshot.report.nodes.iter().map(|usage| {
+    let of_nodes = |what: fn(&NodeUsage) -> Option<f64>| {
+        let nodes = snapshot.report.nodes.iter();
+        nodes.filter_map(move |usage| {
             let tier = tiers.tier_of(usage.node);
             let name = tier.map_or_else(|| "".into(), |t| tier_name(tiers, t));
             let labels = vec![name.to_string(), usage.node.to_string()];
-            (labels, usage.free.as_f64())
-        }),
+            Some((labels, what(usage)?))
+        })
+    };
+    page.add(&FREE, of_nodes(|usage| Some(usage.free.as_f64())))?;
+    page.add(&LATENCY, of_nodes(|u| Some(u.latency?.now.as_secs_f64())))?;
+    page.add(
+        &LATENCY_IDLE,
+        of_nodes(|u| Some(u.latency?.idle.as_secs_f64())),
     )?;
     TextEncoder::new().encode_to_string(&page.registry.gather())
 }

@@ -19,6 +19,7 @@ use crate::tiering::observation::{Exclusion, TargetKind};
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::{Direction, PageCounts, Reason};
 use crate::tiering::report::{Hold, PauseReason, TargetReport};
+use crate::tiering::tier::Tier;
 use crate::units::{Bytes, Pid, TierId};
 
 /// The daemon at one moment.
@@ -72,6 +73,11 @@ pub struct TierStatus {
     pub total_bytes: u64,
     /// Free of it.
     pub free_bytes: u64,
+    /// Nanoseconds that a read takes now, which no cache holds, from that of its nodes that
+    /// answers latest; `null` where none is asked.
+    pub latency_ns: Option<u64>,
+    /// The same of that node when idle.
+    pub idle_latency_ns: Option<u64>,
 }
 
 /// A watched process.
@@ -304,13 +310,19 @@ impl Status {
 
 fn tiers(snapshot: &Snapshot) -> Vec<TierStatus> {
     let table = &snapshot.tiers;
-    let sum = |tier: &crate::tiering::tier::Tier, of: fn(Bytes, Bytes) -> Bytes| {
+    let sum = |tier: &Tier, of: fn(Bytes, Bytes) -> Bytes| {
         let usage = snapshot.report.nodes.iter();
         usage
             .filter(|u| tier.nodes.contains(&u.node))
             .map(|u| of(u.total, u.free))
             .sum::<Bytes>()
             .0
+    };
+    let latest = |tier: &Tier| {
+        let nodes = snapshot.report.nodes.iter();
+        let nodes = nodes.filter(|u| tier.nodes.contains(&u.node));
+        let latencies = nodes.filter_map(|usage| usage.latency);
+        latencies.max_by_key(|latency| latency.now)
     };
     table
         .tiers()
@@ -320,6 +332,8 @@ fn tiers(snapshot: &Snapshot) -> Vec<TierStatus> {
             nodes: tier.nodes.iter().map(|n| n.0).collect(),
             total_bytes: sum(tier, |total, _| total),
             free_bytes: sum(tier, |_, free| free),
+            latency_ns: latest(tier).map(|latency| latency.now.0),
+            idle_latency_ns: latest(tier).map(|latency| latency.idle.0),
         })
         .collect()
 }

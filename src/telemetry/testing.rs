@@ -6,7 +6,9 @@ use std::time::Instant;
 use super::Snapshot;
 use crate::ports::{FolioPace, SamplerKind};
 use crate::tiering::bounds::Shares;
-use crate::tiering::observation::{EpochCost, Exclusion, NodeUsage, TargetId, TargetKind};
+use crate::tiering::observation::{
+    EpochCost, Exclusion, NodeUsage, ReadLatency, TargetId, TargetKind,
+};
 use crate::tiering::plan::{Direction, PageCounts, Reason};
 use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, TargetReport};
 use crate::tiering::tier::{MemoryKind, Node, TierTable};
@@ -95,6 +97,10 @@ pub(crate) fn report(epoch: u64, targets: Vec<TargetReport>) -> EpochReport {
         total: Bytes::from_mib(1024),
         free: Bytes::from_mib(free),
         reserve: Bytes::from_mib(8),
+        latency: (node == 0).then_some(ReadLatency {
+            now: Nanos(210),
+            idle: Nanos(95),
+        }),
     };
     EpochReport {
         epoch,

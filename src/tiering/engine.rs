@@ -21,6 +21,7 @@ use super::governor::{Again, Allotment, Governor, IDLE_LOAD, Terms};
 use super::observation::{Observation, Sample, Tally, TargetId, TargetMap};
 use super::plan::{Plan, Sweep};
 use super::policy::{self, Policy};
+use super::pressure::Pressure;
 use super::region::{Adapted, Asked, RegionMap, Thresholds};
 use super::report::PauseReason;
 use super::rng::Rng;
@@ -113,6 +114,7 @@ pub struct Engine {
     rates: Rates,
     estimates: Estimates,
     coverage: Coverage,
+    pressure: Pressure,
     /// Pages of all targets that could be looked at in the last epoch.
     afforded: u64,
     targets: BTreeMap<TargetId, Tracked>,
@@ -128,6 +130,7 @@ impl Engine {
             policy: policy::build(&settings.policy),
             rates: rates(span, &settings.profiling),
             coverage: coverage(span, &settings.profiling),
+            pressure: Pressure::default(),
             estimates: estimates(span, &settings.profiling),
             span,
             settings,
@@ -192,6 +195,9 @@ impl Engine {
         self.targets
             .retain(|id, _| seen.targets.iter().any(|t| t.id == *id));
         self.record(seen);
+        if self.settings.profiling.latency {
+            self.pressure.follow(&seen.nodes);
+        }
         let elapsed = self
             .at
             .map_or(seen.cost.elapsed, |at| seen.at.saturating_sub(at));

@@ -12,6 +12,7 @@ pub mod observation;
 pub mod pageout;
 pub mod plan;
 pub mod policy;
+pub mod pressure;
 pub mod region;
 pub mod report;
 pub mod rng;

@@ -363,6 +363,17 @@ pub struct NodeUsage {
     /// What must stay free so that the kernel does not begin to reclaim, nor lets
     /// whoever allocates do so.
     pub reserve: Bytes,
+    /// How late it answers; `None` where nobody asked.
+    pub latency: Option<ReadLatency>,
+}
+
+/// How long a read from a node takes that no cache holds, asked by the CPUs nearest to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadLatency {
+    /// Beside all that runs now.
+    pub now: Nanos,
+    /// Beside nothing, as far as that was ever seen.
+    pub idle: Nanos,
 }
 
 /// What this epoch cost, in CPU time. Kinds add up to all that we spend.

@@ -28,6 +28,9 @@ pub enum Direction {
 pub enum Reason {
     /// Hot enough for the tier that it goes to.
     Hot,
+    /// Hot, where the faster tier answers later than the slower one: more is asked of it than
+    /// it has bandwidth.
+    Spread,
     /// Colder than what needs its place.
     Room,
     /// Cold, where allocations have used up what is to stay free for the next ones.
@@ -36,12 +39,13 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, for registering metrics.
-    pub const ALL: [Self; 3] = [Self::Hot, Self::Room, Self::Headroom];
+    pub const ALL: [Self; 4] = [Self::Hot, Self::Spread, Self::Room, Self::Headroom];
 
     /// The label in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Hot => "hot",
+            Self::Spread => "spread",
             Self::Room => "room",
             Self::Headroom => "headroom",
         }
@@ -51,7 +55,7 @@ impl Reason {
     pub fn direction(self) -> Direction {
         match self {
             Self::Hot => Direction::Promotion,
-            Self::Room | Self::Headroom => Direction::Demotion,
+            Self::Spread | Self::Room | Self::Headroom => Direction::Demotion,
         }
     }
 }

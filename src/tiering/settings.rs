@@ -118,6 +118,9 @@ pub struct ProfilingSettings {
     pub windows: WindowRule,
     /// Whether to learn what targets write ([`writes`](super::writes)).
     pub writes: bool,
+    /// Whether to reckon with how late nodes answer under load
+    /// ([`pressure`](super::pressure)).
+    pub latency: bool,
     /// Whether samples, and with them regions, are held to the overhead limit;
     /// if not, each region has its sample, nothing merges and, by halves, every
     /// contradiction splits (the ablation of HM-Keeper §1.6: τ1 = τ2 = 0, no
@@ -158,6 +161,7 @@ impl Default for ProfilingSettings {
             looks: LookRule::default(),
             windows: WindowRule::default(),
             writes: false,
+            latency: true,
             overhead_control: true,
         }
     }

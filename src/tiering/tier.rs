@@ -344,7 +344,7 @@ impl TierTable {
             known
         };
         let total: f64 = weights.iter().map(|&(_, w)| w).sum();
-        let mut nodes: Vec<(f64, NodeId)> = self
+        let nodes: Vec<(f64, NodeId, bool)> = self
             .nodes
             .iter()
             .filter(|n| self.tier_of(n.id).is_some())
@@ -359,26 +359,32 @@ impl TierTable {
                         w * latency.0 as f64
                     })
                     .sum();
-                (sum / total.max(f64::MIN_POSITIVE), n.id)
+                let latency = sum / total.max(f64::MIN_POSITIVE);
+                (latency, n.id, !n.cpus.is_empty())
             })
             .collect();
-        nodes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let mut ranks: Vec<Rank> = Vec::new();
-        for (latency, node) in nodes {
-            match ranks.last_mut() {
-                Some(rank) if latency <= rank.latency_ns * (1.0 + SAME_RANK) => {
-                    rank.nodes.push(node);
-                    rank.has_cpus |= self.initiators().any(|n| n.id == node);
-                }
-                _ => ranks.push(Rank {
-                    nodes: vec![node],
-                    latency_ns: latency,
-                    has_cpus: self.initiators().any(|n| n.id == node),
-                }),
-            }
-        }
-        TierView::of(ranks)
+        TierView::of(ranked(nodes))
     }
+}
+
+/// Nodes with the latency of each, and whether it has CPUs, in ranks.
+fn ranked(mut nodes: Vec<(f64, NodeId, bool)>) -> Vec<Rank> {
+    nodes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let mut ranks: Vec<Rank> = Vec::new();
+    for (latency_ns, node, has_cpus) in nodes {
+        match ranks.last_mut() {
+            Some(rank) if latency_ns <= rank.latency_ns * (1.0 + SAME_RANK) => {
+                rank.nodes.push(node);
+                rank.has_cpus |= has_cpus;
+            }
+            _ => ranks.push(Rank {
+                nodes: vec![node],
+                latency_ns,
+                has_cpus,
+            }),
+        }
+    }
+    ranks
 }
 
 /// Nodes that are equally fast for somebody.
@@ -421,6 +427,21 @@ impl TierView {
     pub fn rank_of(&self, node: NodeId) -> Option<usize> {
         let mut found = self.by_node.iter();
         found.find(|(n, _)| *n == node).map(|(_, rank)| *rank)
+    }
+
+    /// The same while some nodes answer so many times as late as when idle: which is fastest
+    /// now, and how fast.
+    #[must_use]
+    pub fn under_load(&self, loaded: &[(NodeId, f64)]) -> Self {
+        let factor = |node: NodeId| {
+            let mut found = loaded.iter();
+            found.find(|(n, _)| *n == node).map_or(1.0, |(_, f)| *f)
+        };
+        let nodes = self.ranks.iter().flat_map(|rank| {
+            let nodes = rank.nodes.iter();
+            nodes.map(|&node| (rank.latency_ns * factor(node), node, rank.has_cpus))
+        });
+        Self::of(ranked(nodes.collect()))
     }
 
     /// Whether there is any other place to go.
@@ -513,6 +534,16 @@ mod tests {
         let view = optane().view(&[(NodeId(0), 1.0)], Some(&[NodeId(1), NodeId(3)]));
         assert_eq!(order(&view), [[1], [3]]);
         assert_eq!(view.rank_of(NodeId(0)), None);
+    }
+
+    #[test]
+    fn a_node_whose_bandwidth_is_exhausted_is_not_the_fastest() {
+        let view = optane().view(&[(NodeId(0), 1.0)], None);
+        let loaded = view.under_load(&[(NodeId(0), 2.0), (NodeId(2), 1.25)]);
+        assert_eq!(order(&loaded), [vec![1], vec![0], vec![3, 2]]);
+        let latencies: Vec<f64> = loaded.ranks().iter().map(|r| r.latency_ns).collect();
+        assert_eq!(latencies, [145.0, 180.0, 340.0]);
+        assert_eq!(view.under_load(&[]), view);
     }
 
     #[test]

@@ -53,18 +53,20 @@ impl Status {
         )?;
         writeln!(
             out,
-            "\n{:<16} {:<12} {:>10} {:>10}",
-            "TIER", "NODES", "FREE", "TOTAL"
+            "\n{:<16} {:<12} {:>10} {:>10} {:>10} {:>10}",
+            "TIER", "NODES", "FREE", "TOTAL", "LATENCY", "IDLE"
         )?;
         for tier in &self.tiers {
             let nodes: Vec<String> = tier.nodes.iter().map(ToString::to_string).collect();
             writeln!(
                 out,
-                "{:<16} {:<12} {:>10} {:>10}",
+                "{:<16} {:<12} {:>10} {:>10} {:>10} {:>10}",
                 cut(&tier.name, 16),
                 cut(&nodes.join(","), 12),
                 Bytes(tier.free_bytes),
-                Bytes(tier.total_bytes)
+                Bytes(tier.total_bytes),
+                nanos(tier.latency_ns),
+                nanos(tier.idle_latency_ns)
             )?;
         }
         for target in &self.targets {
@@ -81,6 +83,11 @@ impl Status {
         }
         Ok(())
     }
+}
+
+/// A latency, or that nobody knows it.
+fn nanos(latency: Option<u64>) -> String {
+    latency.map_or_else(|| "-".into(), |ns| format!("{ns} ns"))
 }
 
 impl TargetStatus {
@@ -267,9 +274,9 @@ mod tests {
 hmkeeper 0.1.0, up 2 min 3 s, epoch 1 of 10 s, sampler idle, policy hm-keeper
 own cost 0.0 % of a CPU (profiling 0.0 s, kdamonds 0.0 s, migration 0.0 s, other 0.0 s)
 
-TIER             NODES              FREE      TOTAL
-dram0            0             640.0 MiB    1.0 GiB
-cxl1             1              80.0 MiB    1.0 GiB
+TIER             NODES              FREE      TOTAL    LATENCY       IDLE
+dram0            0             640.0 MiB    1.0 GiB     210 ns      95 ns
+cxl1             1              80.0 MiB    1.0 GiB          -          -
 
 db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed, 9 unknown)
   writes 60.0 MiB in an epoch

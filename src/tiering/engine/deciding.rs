@@ -57,6 +57,7 @@ impl Engine {
             targets,
             room: self.room(&seen.nodes),
             lacking: self.lacking(&seen.nodes),
+            loaded: self.pressure.loaded(),
             interval,
             rates: &self.rates,
             done: done(seen),
@@ -178,7 +179,7 @@ fn done(seen: &Observation) -> Done {
     let (mut exchanged, mut given_back) = (PageCounts::default(), PageCounts::default());
     for result in &seen.outcome.results {
         let sum = match result.asked.reason {
-            Reason::Hot | Reason::Room => &mut exchanged,
+            Reason::Hot | Reason::Spread | Reason::Room => &mut exchanged,
             Reason::Headroom => &mut given_back,
         };
         sum.add(result.pages);

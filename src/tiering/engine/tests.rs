@@ -54,6 +54,7 @@ pub(super) fn usage(free: [u64; 2]) -> Vec<NodeUsage> {
             total: Bytes::from_mib(1000),
             free: Bytes::from_mib(free),
             reserve: Bytes::from_mib(10),
+            latency: None,
         })
         .collect()
 }

@@ -39,7 +39,7 @@
 //! before its promotion; equals are never exchanged; nor is what gains less than it costs.
 
 use super::lasting::{Lasting, Margin, Plan};
-use super::planner::{Planner, Terms};
+use super::planner::{Planner, Steps, Terms};
 use super::worth::{Loads, Worth};
 use super::{Budget, Done, Policy, View};
 use crate::tiering::observation::TargetId;
@@ -90,6 +90,7 @@ pub struct Adaptive {
     /// Epochs for which it goes on saying so once it has held back.
     holds_back: u8,
     loads: Loads,
+    steps: Steps,
 }
 
 impl Adaptive {
@@ -105,6 +106,7 @@ impl Adaptive {
             lasts: 1.0,
             holds_back: 0,
             loads: Loads::default(),
+            steps: Steps::default(),
         }
     }
 
@@ -172,6 +174,9 @@ impl Policy for Adaptive {
 
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
         let loads = self.loads.follow(view);
+        let idle = view;
+        let tiers = idle.tiers_under_load();
+        let view = &idle.with_tiers(&tiers);
         let worth = Worth::of(view, self.settings, &loads);
         let ids: Vec<TargetId> = view.targets.iter().map(|target| target.id).collect();
         self.lasting.keep(&ids);
@@ -194,7 +199,7 @@ impl Policy for Adaptive {
             thought: left,
             headroom: Bytes(left.min(self.pays_for).0 / FOR_HEADROOM),
         };
-        let mut planner = Planner::new(&worth, terms);
+        let mut planner = Planner::new(&worth, idle, &self.steps, terms);
         planner.plan();
         let Planner {
             moves,
@@ -202,6 +207,7 @@ impl Policy for Adaptive {
             lasts,
             ..
         } = planner;
+        self.steps.follow(&idle.loaded, &moves);
         let exchanges = moves.iter().filter(|m| m.reason != Reason::Headroom);
         self.asked = exchanges.map(|m| m.limit).sum();
         self.holds_back = match (self.asked.is_zero(), trades.is_empty()) {

@@ -81,12 +81,40 @@ pub struct View<'a> {
     pub room: Vec<(NodeId, Bytes)>,
     /// Per node, each at most once: bytes of the headroom that are not free any more.
     pub lacking: Vec<(NodeId, Bytes)>,
+    /// Nodes that answer later than when idle, for the bandwidth that is asked of them, each
+    /// once: how many times as late, more than 1 ([`pressure`](super::pressure)).
+    pub loaded: Vec<(NodeId, f64)>,
     /// How long an epoch is.
     pub interval: Nanos,
     /// What the counts of scans stand for.
     pub rates: &'a Rates,
     /// What became of the last plan.
     pub done: Done,
+}
+
+impl<'a> View<'a> {
+    /// Each target's nodes as they answer now.
+    pub fn tiers_under_load(&self) -> Vec<TierView> {
+        let targets = self.targets.iter();
+        targets.map(|t| t.tiers.under_load(&self.loaded)).collect()
+    }
+
+    /// How many times as late as when idle a node answers.
+    pub fn factor(&self, node: NodeId) -> f64 {
+        let mut nodes = self.loaded.iter();
+        let found = nodes.find(|(n, _)| *n == node);
+        found.map_or(1.0, |(_, factor)| *factor)
+    }
+
+    /// The same with these nodes of each target.
+    #[must_use]
+    pub fn with_tiers(&self, tiers: &'a [TierView]) -> Self {
+        let mut view = self.clone();
+        for (target, tiers) in view.targets.iter_mut().zip(tiers) {
+            target.tiers = tiers;
+        }
+        view
+    }
 }
 
 /// What a plan may cost.

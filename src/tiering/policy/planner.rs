@@ -8,10 +8,13 @@
 //! **Properties** (tests of [`adaptive`](super::adaptive)): no node is filled beyond its
 //! room; each demotion stands before its promotion; equals are never exchanged.
 
+mod brink;
 mod headroom;
 
 use std::collections::HashMap;
 
+use self::brink::Brink;
+pub(super) use self::brink::Steps;
 use super::lasting::{Margin, Trade};
 use super::place::{Place, numbered};
 use super::shares::{GiveWay, Shares};
@@ -21,6 +24,8 @@ use super::{Ledger, View};
 use crate::tiering::plan::{Direction, Move, Reason};
 use crate::units::{Bytes, NodeId, VirtAddr};
 
+/// More than this share of its pages is written in an epoch of what is mostly written.
+const MOSTLY: f32 = 0.5;
 /// Exchanges of one plan that are looked up later.
 const TRADES: usize = 64;
 
@@ -76,7 +81,12 @@ enum Exchange {
 /// A plan in the making.
 pub(super) struct Planner<'a, 'v> {
     worth: &'a Worth<'a, 'v>,
+    /// Its latencies are those under load.
     view: &'a View<'v>,
+    /// The same with latencies as when idle: these say what is up and down.
+    idle: &'a View<'a>,
+    /// What may still be added to nodes that answer late, or taken off them.
+    brink: Brink,
     terms: Terms,
     free: Ledger,
     /// Every region, what is worth least first, now and usually.
@@ -97,17 +107,24 @@ pub(super) struct Planner<'a, 'v> {
 }
 
 impl<'a, 'v> Planner<'a, 'v> {
-    pub(super) fn new(worth: &'a Worth<'a, 'v>, terms: Terms) -> Self {
+    pub(super) fn new(
+        worth: &'a Worth<'a, 'v>,
+        idle: &'a View<'a>,
+        steps: &Steps,
+        terms: Terms,
+    ) -> Self {
         let each = (terms.left.0 / TRADES as u64).max(1);
         Self {
             worth,
             view: worth.view,
+            idle,
+            brink: Brink::of(worth, steps),
             terms,
             free: Ledger::free(worth.view),
             coldest: Vec::new(),
             cursors: Vec::new(),
             taken: HashMap::new(),
-            shares: Shares::of(worth.view, |place| worth.is_warm(place)),
+            shares: Shares::of(idle, |place| worth.is_warm(place)),
             moves: Vec::new(),
             lasts: 0.0,
             trades: Vec::new(),
@@ -147,13 +164,13 @@ impl<'a, 'v> Planner<'a, 'v> {
                     continue;
                 }
                 coldest.add(self.worth.usual(place), place);
-                if !self.worth.is_warm(place) || self.worth.rests(r, Direction::Promotion) {
+                if !self.worth.is_warm(place) {
                     continue;
                 }
                 let worth = self.worth.mean(place);
                 for (from, _) in r.pages().iter() {
                     let saved = latency(t, from) - best.latency_ns;
-                    if saved > 0.0 {
+                    if saved > 0.0 && self.may_go(place, from, best.nodes[0]) {
                         gains.add(worth * saved, Candidate { place, from });
                     }
                 }
@@ -201,6 +218,10 @@ impl<'a, 'v> Planner<'a, 'v> {
                     Some(victim) => left.min(victim.bytes),
                     None => left.min(self.free.on(to)).min(self.terms.left),
                 };
+                let bytes = bytes.min(self.bears(candidate, to));
+                if bytes.is_zero() {
+                    break;
+                }
                 match self.exchange((candidate, to, bytes), victim) {
                     Exchange::Made => {}
                     Exchange::Loses => break,
@@ -266,7 +287,12 @@ impl<'a, 'v> Planner<'a, 'v> {
         {
             self.go(place, (to, down), bytes, Reason::Room);
         }
-        self.go(place, (from, to), bytes, Reason::Hot);
+        let reason = match self.way(place, from, to) {
+            Direction::Promotion => Reason::Hot,
+            Direction::Demotion => Reason::Spread,
+        };
+        self.borne(candidate, to, bytes);
+        self.go(place, (from, to), bytes, reason);
         Exchange::Made
     }
 
@@ -285,8 +311,7 @@ impl<'a, 'v> Planner<'a, 'v> {
 
     /// One move.
     fn go(&mut self, place: Place, (from, to): (NodeId, NodeId), bytes: Bytes, reason: Reason) {
-        let direction = reason.direction();
-        if direction == Direction::Demotion {
+        if matches!(reason, Reason::Room | Reason::Headroom) {
             let key = (place.target, place.region, from);
             *self.taken.entry(key).or_default() += bytes;
         }
@@ -300,8 +325,29 @@ impl<'a, 'v> Planner<'a, 'v> {
             self.free.give(from, bytes);
         }
         self.terms.left = self.terms.left.saturating_sub(bytes);
+        let direction = self.way(place, from, to);
         let moved = place.moved(self.view, (from, to), bytes, reason);
-        self.moves.push(moved);
+        self.moves.push(Move { direction, ..moved });
+    }
+
+    /// Whether what is hot may go this way now.
+    fn may_go(&self, place: Place, from: NodeId, to: NodeId) -> bool {
+        let region = place.region_in(self.view);
+        let way = self.way(place, from, to);
+        // What is slow when idle is mostly slower still at writing.
+        let is_written = region.written().is_some_and(|share| share > MOSTLY);
+        let stays = is_written && way == Direction::Demotion;
+        !stays && !self.worth.rests(region, way)
+    }
+
+    /// Up or down, whoever answers late now.
+    fn way(&self, place: Place, from: NodeId, to: NodeId) -> Direction {
+        let tiers = place.target_in(self.idle).tiers;
+        if tiers.rank_of(to) < tiers.rank_of(from) {
+            Direction::Promotion
+        } else {
+            Direction::Demotion
+        }
     }
 
     /// What gives way on one of these nodes to a region that is worth so much at least:
@@ -355,11 +401,7 @@ impl<'a, 'v> Planner<'a, 'v> {
     ) -> Option<Victim> {
         let region = place.region_in(self.view);
         let here = self.left_on(place, node);
-        if here.is_zero()
-            || place == hotter
-            || !region.is_known()
-            || self.worth.rests(region, Direction::Demotion)
-        {
+        if here.is_zero() || place == hotter || !region.is_known() {
             return None;
         }
         let give_way = if self.worth.is_warm(place) {
@@ -379,6 +421,9 @@ impl<'a, 'v> Planner<'a, 'v> {
             return None;
         }
         let (to, room) = self.next_down(place, node)?;
+        if self.worth.rests(region, self.way(place, node, to)) {
+            return None;
+        }
         let lack = Bytes(bytes.0.div_ceil(folio) * folio);
         let bytes = here.min(lack).min(room).min(most).min(self.terms.left);
         if bytes.is_zero() {
@@ -409,13 +454,17 @@ impl<'a, 'v> Planner<'a, 'v> {
         self.cursors.len() - 1
     }
 
-    /// The next slower rank with room, and its roomiest node.
+    /// The next slower rank with room, and its roomiest node. What is cold asks for no
+    /// bandwidth, so that it goes where it would if all were idle; but from the slowest node to
+    /// one that is slower under load.
     fn next_down(&self, place: Place, node: NodeId) -> Option<(NodeId, Bytes)> {
-        let tiers = place.target_in(self.view).tiers;
-        let rank = tiers.rank_of(node)?;
-        tiers.ranks()[rank + 1..]
-            .iter()
-            .find_map(|slower| self.free.roomiest(slower))
+        let below = |view: &View<'_>| {
+            let tiers = place.target_in(view).tiers;
+            let rank = tiers.rank_of(node)?;
+            let mut slower = tiers.ranks()[rank + 1..].iter();
+            slower.find_map(|rank| self.free.roomiest(rank))
+        };
+        below(self.idle).or_else(|| below(self.view))
     }
 
     /// Notes an exchange, made or not, to be looked up later, every so many bytes.

@@ -78,6 +78,7 @@ pub(super) struct Scene<'a> {
     /// Per node in MiB.
     pub(super) room: [u64; 4],
     pub(super) lacking: [u64; 4],
+    pub(super) loaded: &'a [(NodeId, f64)],
     pub(super) load: f64,
     pub(super) done: Done,
 }
@@ -90,6 +91,7 @@ impl<'a> Scene<'a> {
             regions,
             room,
             lacking: [0; 4],
+            loaded: &[],
             load: 1.0,
             done: Done::default(),
         }
@@ -131,6 +133,7 @@ pub(super) fn decide_beside(
             .collect(),
         room: each_node(scene.room),
         lacking: each_node(scene.lacking),
+        loaded: scene.loaded.to_vec(),
         interval: Nanos::from_secs(10),
         rates: &rates,
         done: scene.done,

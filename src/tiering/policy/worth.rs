@@ -45,6 +45,10 @@ pub(super) struct Worth<'a, 'v> {
     pub(super) settings: AdaptiveSettings,
     /// Per target: the worth of a page that is accessed once per epoch, times its bytes.
     scale: Vec<f64>,
+    /// By how much more what is written is worth than what is read as often.
+    written: f64,
+    /// Per node: worth of all that lies there.
+    traffic: Vec<(NodeId, f64)>,
     /// Per target and region. A million regions are far from any cache, these are near.
     facts: Vec<Vec<Facts>>,
 }
@@ -66,24 +70,33 @@ impl<'a, 'v> Worth<'a, 'v> {
             view,
             settings,
             scale: Vec::with_capacity(view.targets.len()),
+            written: queued(view),
+            traffic: Vec::new(),
             facts: Vec::with_capacity(view.targets.len()),
         };
         for (target, load) in view.targets.iter().zip(loads) {
-            let mut waited = 0.0;
+            let mut accesses: Vec<(NodeId, f64)> = Vec::new();
             let look_at = |region: &Region| {
                 let facts = worth.look_at(region);
                 for (node, pages) in region.pages().iter() {
                     let bytes = (pages * PAGE_BYTES) as f64;
-                    waited += facts.mean * bytes * latency(target, node);
+                    *entry(&mut accesses, node) += facts.mean * bytes;
                 }
                 facts
             };
             let facts = target.regions.iter().map(look_at).collect();
+            let waited = accesses
+                .iter()
+                .map(|&(node, sum)| sum * latency(target, node));
+            let waited: f64 = waited.sum();
             let scale = if waited > 0.0 {
                 load * settings.memory_bound / waited
             } else {
                 0.0
             };
+            for (node, sum) in accesses {
+                *entry(&mut worth.traffic, node) += scale * sum;
+            }
             worth.scale.push(scale);
             worth.facts.push(facts);
         }
@@ -91,7 +104,7 @@ impl<'a, 'v> Worth<'a, 'v> {
     }
 
     fn look_at(&self, region: &Region) -> Facts {
-        let of = |count: f32| density(region, self.view.rates.of(f64::from(count)));
+        let of = |count: f32| self.density(region, self.view.rates.of(f64::from(count)));
         let (heat, usual) = (region.heat(), region.usual() / 2.0);
         let mean = of(heat);
         Facts {
@@ -109,7 +122,28 @@ impl<'a, 'v> Worth<'a, 'v> {
     /// Of a region of the target at this place, with such a count.
     fn at(&self, target: usize, region: &Region, count: f32) -> f64 {
         let rate = self.view.rates.of(f64::from(count));
-        self.scale[target] * density(region, rate)
+        self.scale[target] * self.density(region, rate)
+    }
+
+    /// Accesses per byte of a region whose folios are accessed so often each. Where accesses
+    /// wait for bandwidth, what is written takes more of that: each line goes back as well.
+    fn density(&self, region: &Region, rate: f64) -> f64 {
+        let read = region.per_page(rate) / PAGE_BYTES as f64;
+        match region.written() {
+            Some(written) => read * (1.0 + self.written * f64::from(written)),
+            None => read,
+        }
+    }
+
+    /// Of all that lies on any node.
+    pub(super) fn all_traffic(&self) -> f64 {
+        self.traffic.iter().map(|(_, sum)| sum).sum()
+    }
+
+    /// Of all that lies on a node.
+    pub(super) fn traffic(&self, node: NodeId) -> f64 {
+        let mut nodes = self.traffic.iter();
+        nodes.find(|(n, _)| *n == node).map_or(0.0, |(_, sum)| *sum)
     }
 
     /// Whether a region would be hot enough if it were so many standard errors hotter.
@@ -187,9 +221,20 @@ impl<'a, 'v> Worth<'a, 'v> {
     }
 }
 
-/// Accesses per byte of a region whose folios are accessed so often each.
-fn density(region: &Region, rate: f64) -> f64 {
-    region.per_page(rate) / PAGE_BYTES as f64
+/// The share of the time of accesses that they wait for bandwidth where most is asked of it.
+fn queued(view: &View<'_>) -> f64 {
+    let factors = view.loaded.iter().map(|&(_, factor)| factor);
+    1.0 - 1.0 / factors.fold(1.0, f64::max)
+}
+
+/// The sum of a node, of which there are few.
+fn entry(sums: &mut Vec<(NodeId, f64)>, node: NodeId) -> &mut f64 {
+    let at = sums.iter().position(|(n, _)| *n == node);
+    let at = at.unwrap_or_else(|| {
+        sums.push((node, 0.0));
+        sums.len() - 1
+    });
+    &mut sums[at].1
 }
 
 /// Of the rank that a node is on; what is on none costs nothing.

@@ -203,6 +203,12 @@ impl Region {
         self.evidence = samples;
     }
 
+    /// The same with so much of it written in an epoch.
+    #[cfg(test)]
+    pub(crate) fn writes(&mut self, share: f32) {
+        self.written = share;
+    }
+
     /// The same, made of folios of so many pages, as log2.
     #[cfg(test)]
     pub(crate) fn of_folios(&mut self, order: u8) {

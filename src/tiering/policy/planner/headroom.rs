@@ -19,7 +19,7 @@
 //! goes where nothing is lacking; no more goes than may, nor than is lacking but for a
 //! folio. What stays cold goes once.
 
-use super::{Place, Planner};
+use super::{Place, Planner, View};
 use crate::tiering::plan::{Direction, Reason};
 use crate::tiering::region::Region;
 use crate::units::{Bytes, NodeId};
@@ -31,11 +31,15 @@ const DOUBT: f64 = 1.5;
 impl Planner<'_, '_> {
     /// Demotes what is cold on nodes that lack headroom.
     pub(super) fn restore_headroom(&mut self) {
-        let view = self.view;
+        let (view, idle) = (self.view, self.idle);
         for &(node, lacking) in &view.lacking {
-            let first = |at: usize| view.targets[at].tiers.ranks().first();
-            let mut firsts = (0..view.targets.len()).filter_map(first);
-            if firsts.any(|rank| rank.nodes.contains(&node)) {
+            let is_first = |view: &View<'_>, at: usize| {
+                let first = view.targets[at].tiers.ranks().first();
+                first.is_some_and(|rank| rank.nodes.contains(&node))
+            };
+            // Where it answers late allocations had better lie elsewhere.
+            let mut all = 0..view.targets.len();
+            if all.any(|at| is_first(view, at) && is_first(idle, at)) {
                 self.restore_on(node, lacking);
             }
         }

@@ -1,0 +1,100 @@
+//! How much later than when idle each node answers.
+//!
+//! **Unit.** A factor on the idle latency: 1 is idle.
+//!
+//! **Problem.** Firmware tells latencies of idle memory. A node of which more bandwidth is
+//! asked than it has answers several times later: it is not the best one any more, however
+//! near it is, and what is on a slow one costs more than it seems.
+//!
+//! **Approach.** What a probe measured of each node over what it measures when nothing else
+//! runs, smoothed over epochs. A little later than idle counts as idle: probes are noisy, and
+//! latency grows steeply only where bandwidth ends.
+//!
+//! **Source.** Colloid, which takes latencies as the measure of where memory should lie, and
+//! reads them from counters of the CPU. We ask the memory itself: no counter, no privilege.
+//!
+//! **Properties** (tests below): never less than 1; a node that nobody can probe is idle.
+
+use super::observation::NodeUsage;
+use crate::units::NodeId;
+
+/// Weight of the newest epoch.
+const WEIGHT: f64 = 0.5;
+/// So many times the idle latency still counts as idle.
+const CALM: f64 = 1.5;
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Pressure(Vec<(NodeId, f64)>);
+
+impl Pressure {
+    /// What probes measured in the epoch that ends.
+    pub fn follow(&mut self, nodes: &[NodeUsage]) {
+        self.0
+            .retain(|(node, _)| nodes.iter().any(|u| u.node == *node));
+        for usage in nodes {
+            let Some(latency) = usage.latency else {
+                continue;
+            };
+            let now = latency.now.0.max(1) as f64 / latency.idle.0.max(1) as f64;
+            match self.0.iter_mut().find(|(node, _)| *node == usage.node) {
+                Some((_, smooth)) => *smooth += WEIGHT * (now - *smooth),
+                None => self.0.push((usage.node, now)),
+            }
+        }
+    }
+
+    /// Those that answer later than when idle, and how many times as late.
+    pub fn loaded(&self) -> Vec<(NodeId, f64)> {
+        let factor = |&(node, ratio): &(NodeId, f64)| (node, 1.0 + (ratio - CALM).max(0.0));
+        let all = self.0.iter().map(factor);
+        all.filter(|&(_, factor)| factor > 1.0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiering::observation::ReadLatency;
+    use crate::units::{Bytes, Nanos};
+
+    fn probed(latencies: &[Option<(u64, u64)>]) -> Vec<NodeUsage> {
+        (0..)
+            .zip(latencies)
+            .map(|(node, latency)| NodeUsage {
+                node: NodeId(node),
+                total: Bytes::from_mib(1),
+                free: Bytes::ZERO,
+                reserve: Bytes::ZERO,
+                latency: latency.map(|(now, idle)| ReadLatency {
+                    now: Nanos(now),
+                    idle: Nanos(idle),
+                }),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn who_answers_late_is_loaded_and_who_cannot_be_asked_is_not() {
+        let mut pressure = Pressure::default();
+        pressure.follow(&probed(&[Some((140, 100)), None, Some((625, 250))]));
+        assert_eq!(pressure.loaded(), [(NodeId(2), 2.0)]);
+    }
+
+    #[test]
+    fn one_late_answer_is_half_believed_and_forgotten() {
+        let mut pressure = Pressure::default();
+        pressure.follow(&probed(&[Some((100, 100))]));
+        pressure.follow(&probed(&[Some((400, 100))]));
+        assert_eq!(pressure.loaded(), [(NodeId(0), 2.0)]);
+        pressure.follow(&probed(&[None]));
+        assert_eq!(pressure.loaded(), [(NodeId(0), 2.0)], "nothing new");
+        for _ in 0..3 {
+            pressure.follow(&probed(&[Some((100, 100))]));
+        }
+        assert_eq!(pressure.loaded(), []);
+        pressure.follow(&[]);
+        pressure.follow(&probed(&[Some((400, 100))]));
+        assert_eq!(pressure.loaded(), [(NodeId(0), 3.5)], "another node now");
+    }
+}
