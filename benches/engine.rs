@@ -157,6 +157,7 @@ fn step(c: &mut Criterion, name: &str, cpus: u64, looks: LookRule) {
                     let seen = observation(turn, bytes, cpus, samples);
                     let begin = Instant::now();
                     plan = engine.step(&seen);
+                    engine.recycle(seen.accesses.into_samples());
                     spent += begin.elapsed();
                     assert!(
                         cpus == 1 || plan.moves.len() > 1,

@@ -268,8 +268,10 @@ impl EpochLoop {
         }
         let cpu = self.ports.clock.thread_cpu_time();
         let mut plan = self.engine.step(&observation);
+        let any_target = !observation.targets.is_empty();
+        self.engine.recycle(observation.accesses.into_samples());
         self.profiled(cpu);
-        self.note_pauses(&mut plan.report, !observation.targets.is_empty());
+        self.note_pauses(&mut plan.report, any_target);
         let report = plan.report.clone();
         self.act(&plan)?;
         self.page_out(&plan);

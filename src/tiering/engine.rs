@@ -31,7 +31,7 @@ use super::settings::{
 };
 use super::tier::{TierTable, TierView};
 use super::windows::{self, Coverage, Rates, Span};
-use crate::units::{Bytes, Nanos, Pid};
+use crate::units::{Bytes, Nanos};
 
 mod accesses;
 mod deciding;
@@ -120,6 +120,8 @@ pub struct Engine {
     targets: BTreeMap<TargetId, Tracked>,
     /// Samples with their tallies: kept for its memory.
     pairs: Vec<(Sample, Tally)>,
+    /// Samples that were looked at: the same.
+    spent: Vec<Sample>,
 }
 
 impl Engine {
@@ -142,7 +144,14 @@ impl Engine {
             afforded: SAMPLES_AT_FIRST,
             targets: BTreeMap::new(),
             pairs: Vec::new(),
+            spent: Vec::new(),
         }
+    }
+
+    /// Takes samples of an observation back, to draw the next ones where they were.
+    pub fn recycle(&mut self, mut samples: Vec<Sample>) {
+        samples.clear();
+        self.spent = samples;
     }
 
     /// New settings and tiers; what was learnt of the targets is kept.
@@ -486,7 +495,11 @@ impl Engine {
 
     /// What to watch, what is expected of it, and what to count until the next step.
     fn look_next(&mut self, seen: &Observation, told: &[Told], pages: u64) -> (Drawn, Vec<Sweep>) {
-        let (mut drawn, mut sweeps) = (Drawn::default(), Vec::new());
+        let mut sweeps = Vec::new();
+        let mut drawn = Drawn {
+            samples: std::mem::take(&mut self.spent),
+            roles: Vec::new(),
+        };
         let hot = f32::from(self.settings.profiling.scans) / 2.0;
         let each = self.scouts_per_sample();
         let all: u64 = self.targets.values().map(Tracked::sweep_weight).sum();
@@ -539,30 +552,6 @@ impl Engine {
             }
         }
         all.into_iter().unzip()
-    }
-
-    /// Whom to ask what it writes in the next epoch.
-    fn forget_next(
-        &mut self,
-        seen: &Observation,
-        told: &[Told],
-        interval: Nanos,
-    ) -> Vec<(TargetId, Pid)> {
-        let profiling = &self.settings.profiling;
-        let mut forget = Vec::new();
-        if !profiling.writes {
-            return forget;
-        }
-        for (target, told) in seen.targets.iter().zip(told) {
-            let cpus = told.weight() * profiling.overhead_limit;
-            let allowance = Nanos::from_secs_f64(cpus * interval.as_secs_f64());
-            if let Some(tracked) = self.targets.get_mut(&target.id)
-                && tracked.savings.is_due(allowance, tracked.extent)
-            {
-                forget.push((target.id, target.pid));
-            }
-        }
-        forget
     }
 }
 

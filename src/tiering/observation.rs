@@ -204,6 +204,11 @@ impl AccessSet {
         &self.samples
     }
 
+    /// The samples alone.
+    pub fn into_samples(self) -> Vec<Sample> {
+        self.samples
+    }
+
     /// What was seen, in the same order.
     pub fn tallies(&self) -> &[Tally] {
         &self.tallies

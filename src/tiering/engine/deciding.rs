@@ -1,4 +1,4 @@
-//! What the policy is shown and asked.
+//! What the policy is shown and asked, and who is asked what it writes.
 
 use super::survey::Survey;
 use super::{BLIND_EPOCHS, Engine, Told};
@@ -7,7 +7,7 @@ use crate::tiering::plan::{Move, PageCounts, Reason};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
 use crate::tiering::report::PauseReason;
 use crate::tiering::tier::TierView;
-use crate::units::{Bytes, Nanos, NodeId, TierId};
+use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
 
 /// Less than one in so many bytes of a node's headroom are not missed.
 const NOTICED: u64 = 8;
@@ -66,6 +66,30 @@ impl Engine {
             bytes: self.settings.move_bytes,
         };
         self.policy.decide(&view, budget)
+    }
+
+    /// Whom to ask what it writes in the next epoch.
+    pub(super) fn forget_next(
+        &mut self,
+        seen: &Observation,
+        told: &[Told],
+        interval: Nanos,
+    ) -> Vec<(TargetId, Pid)> {
+        let profiling = &self.settings.profiling;
+        let mut forget = Vec::new();
+        if !profiling.writes {
+            return forget;
+        }
+        for (target, told) in seen.targets.iter().zip(told) {
+            let cpus = told.weight() * profiling.overhead_limit;
+            let allowance = Nanos::from_secs_f64(cpus * interval.as_secs_f64());
+            if let Some(tracked) = self.targets.get_mut(&target.id)
+                && tracked.savings.is_due(allowance, tracked.extent)
+            {
+                forget.push((target.id, target.pid));
+            }
+        }
+        forget
     }
 
     /// Bytes that can be filled on each node before the kernel's watermarks,

@@ -39,8 +39,8 @@
 //! before its promotion; equals are never exchanged; nor is what gains less than it costs.
 
 use super::lasting::{Lasting, Margin, Plan};
-use super::planner::{Planner, Steps, Terms};
-use super::worth::{Loads, Worth};
+use super::planner::{Lists, Planner, Steps, Terms};
+use super::worth::{FactLists, Loads, Worth};
 use super::{Budget, Done, Policy, View};
 use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Move, Reason};
@@ -91,6 +91,8 @@ pub struct Adaptive {
     holds_back: u8,
     loads: Loads,
     steps: Steps,
+    lists: Lists,
+    facts: FactLists,
 }
 
 impl Adaptive {
@@ -107,6 +109,8 @@ impl Adaptive {
             holds_back: 0,
             loads: Loads::default(),
             steps: Steps::default(),
+            lists: Lists::default(),
+            facts: FactLists::default(),
         }
     }
 
@@ -177,7 +181,8 @@ impl Policy for Adaptive {
         let idle = view;
         let tiers = idle.tiers_under_load();
         let view = &idle.with_tiers(&tiers);
-        let worth = Worth::of(view, self.settings, &loads);
+        let facts = std::mem::take(&mut self.facts);
+        let worth = Worth::of(view, self.settings, &loads, facts);
         let ids: Vec<TargetId> = view.targets.iter().map(|target| target.id).collect();
         self.lasting.keep(&ids);
         self.lasting
@@ -199,14 +204,22 @@ impl Policy for Adaptive {
             thought: left,
             headroom: Bytes(left.min(self.pays_for).0 / FOR_HEADROOM),
         };
-        let mut planner = Planner::new(&worth, idle, &self.steps, terms);
+        let mut planner = Planner::new(
+            &worth,
+            idle,
+            &self.steps,
+            terms,
+            std::mem::take(&mut self.lists),
+        );
         planner.plan();
         let Planner {
             moves,
             trades,
             lasts,
+            lists,
             ..
         } = planner;
+        (self.lists, self.facts) = (lists, worth.facts);
         self.steps.follow(&idle.loaded, &moves);
         let exchanges = moves.iter().filter(|m| m.reason != Reason::Headroom);
         self.asked = exchanges.map(|m| m.limit).sum();

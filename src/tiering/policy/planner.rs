@@ -45,7 +45,7 @@ pub(super) struct Terms {
 }
 
 /// Something that may be promoted.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Candidate {
     place: Place,
     from: NodeId,
@@ -78,6 +78,16 @@ enum Exchange {
     CostsMore,
 }
 
+/// Regions in order, of which there may be a million: kept for their memory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lists {
+    by_worth: Sorted<Place>,
+    /// What may be promoted, by what that gains.
+    gains: Sorted<Candidate>,
+    /// Every region, what is worth least first, now and usually.
+    coldest: Vec<Place>,
+}
+
 /// A plan in the making.
 pub(super) struct Planner<'a, 'v> {
     worth: &'a Worth<'a, 'v>,
@@ -89,8 +99,7 @@ pub(super) struct Planner<'a, 'v> {
     brink: Brink,
     terms: Terms,
     free: Ledger,
-    /// Every region, what is worth least first, now and usually.
-    coldest: Vec<Place>,
+    pub(super) lists: Lists,
     cursors: Vec<Cursor>,
     /// Bytes of regions that leave a node already.
     taken: HashMap<(u32, u32, NodeId), Bytes>,
@@ -112,6 +121,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         idle: &'a View<'a>,
         steps: &Steps,
         terms: Terms,
+        lists: Lists,
     ) -> Self {
         let each = (terms.left.0 / TRADES as u64).max(1);
         Self {
@@ -121,7 +131,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             brink: Brink::of(worth, steps),
             terms,
             free: Ledger::free(worth.view),
-            coldest: Vec::new(),
+            lists,
             cursors: Vec::new(),
             taken: HashMap::new(),
             shares: Shares::of(idle, |place| worth.is_warm(place)),
@@ -136,9 +146,11 @@ impl<'a, 'v> Planner<'a, 'v> {
     pub(super) fn plan(&mut self) {
         let seconds = self.terms.seconds.iter().flatten();
         let longest = seconds.copied().fold(0.0, f64::max);
-        for candidate in self.candidates() {
+        self.sort();
+        let mut gains = std::mem::take(&mut self.lists.gains);
+        for candidate in gains.descending() {
             if self.terms.left.is_zero() {
-                return;
+                break;
             }
             // What follows gains less, give or take a quarter, and there may be a million.
             let is_learnt = self.terms.thought.is_zero();
@@ -147,13 +159,19 @@ impl<'a, 'v> Planner<'a, 'v> {
             }
             self.promote(candidate);
         }
-        self.restore_headroom();
+        self.lists.gains = gains;
+        if !self.terms.left.is_zero() {
+            self.restore_headroom();
+        }
     }
 
-    /// What lies slower than it could, what would gain most first. Sorts all regions for
-    /// the search for what gives way, too.
-    fn candidates(&mut self) -> Vec<Candidate> {
-        let (mut coldest, mut gains) = (Sorted::new(), Sorted::new());
+    /// What lies slower than it could, what would gain most first; and all regions, for the
+    /// search for what gives way.
+    fn sort(&mut self) {
+        let mut lists = std::mem::take(&mut self.lists);
+        lists.by_worth.clear();
+        lists.gains.clear();
+        lists.coldest.clear();
         for (target, t) in numbered(&self.view.targets) {
             let Some(best) = t.tiers.ranks().first() else {
                 continue;
@@ -163,7 +181,7 @@ impl<'a, 'v> Planner<'a, 'v> {
                 if self.worth.is_empty(place) {
                     continue;
                 }
-                coldest.add(self.worth.usual(place), place);
+                lists.by_worth.add(self.worth.usual(place), place);
                 if !self.worth.is_warm(place) {
                     continue;
                 }
@@ -171,13 +189,13 @@ impl<'a, 'v> Planner<'a, 'v> {
                 for (from, _) in r.pages().iter() {
                     let saved = latency(t, from) - best.latency_ns;
                     if saved > 0.0 && self.may_go(place, from, best.nodes[0]) {
-                        gains.add(worth * saved, Candidate { place, from });
+                        lists.gains.add(worth * saved, Candidate { place, from });
                     }
                 }
             }
         }
-        self.coldest = coldest.ascending().collect();
-        gains.descending().collect()
+        lists.coldest.extend(lists.by_worth.ascending());
+        self.lists = lists;
     }
 
     /// What a region is worth at least, and at most.
@@ -376,7 +394,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         let slot = self.cursor(node, self.shares.class(hotter.target));
         loop {
             let at = self.cursors[slot].at;
-            let &place = self.coldest.get(at).filter(|_| !bytes.is_zero())?;
+            let &place = self.lists.coldest.get(at).filter(|_| !bytes.is_zero())?;
             let is_short = self.shares.is_short(hotter.target);
             if self.worth.usual(place) >= worth && !is_short {
                 // All that follow are worth more, give or take a quarter.

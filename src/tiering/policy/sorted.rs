@@ -3,8 +3,16 @@
 /// One that comes before another is at most so many times as large, where the least are first.
 pub(super) const SORTED_TO: f64 = 1.25;
 
-/// Positive numbers in order, to a quarter of their size.
+/// Positive numbers in order, to a quarter of their size. Emptied it keeps its memory: of a
+/// million items the kernel would have to clear it anew each time.
+#[derive(Clone, Debug)]
 pub(super) struct Sorted<T>(Vec<Vec<T>>);
+
+impl<T> Default for Sorted<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl<T> Sorted<T> {
     /// Of a float's bits all but its exponent and two more.
@@ -22,13 +30,17 @@ impl<T> Sorted<T> {
         self.0[(bits >> Self::SHIFT) as usize].push(item);
     }
 
-    /// The least first; equals as they came.
-    pub(super) fn ascending(self) -> impl Iterator<Item = T> {
-        self.0.into_iter().flatten()
+    pub(super) fn clear(&mut self) {
+        self.0.iter_mut().for_each(Vec::clear);
+    }
+
+    /// The least first; equals as they came. What is not taken stays.
+    pub(super) fn ascending(&mut self) -> impl Iterator<Item = T> + '_ {
+        self.0.iter_mut().flat_map(|bucket| bucket.drain(..))
     }
 
     /// The largest first; equals as they came, too.
-    pub(super) fn descending(self) -> impl Iterator<Item = T> {
-        self.0.into_iter().rev().flatten()
+    pub(super) fn descending(&mut self) -> impl Iterator<Item = T> + '_ {
+        self.0.iter_mut().rev().flat_map(|bucket| bucket.drain(..))
     }
 }

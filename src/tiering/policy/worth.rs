@@ -50,8 +50,12 @@ pub(super) struct Worth<'a, 'v> {
     /// Per node: worth of all that lies there.
     traffic: Vec<(NodeId, f64)>,
     /// Per target and region. A million regions are far from any cache, these are near.
-    facts: Vec<Vec<Facts>>,
+    pub(super) facts: FactLists,
 }
+
+/// What is asked of each region most often, by target and region.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FactLists(Vec<Vec<Facts>>);
 
 /// What is asked of a region most often.
 #[derive(Clone, Copy, Debug)]
@@ -65,16 +69,23 @@ struct Facts {
 
 impl<'a, 'v> Worth<'a, 'v> {
     /// Of targets with this load, in CPUs, each by its place in the view.
-    pub(super) fn of(view: &'a View<'v>, settings: AdaptiveSettings, loads: &[f64]) -> Self {
+    /// `facts` is for its memory.
+    pub(super) fn of(
+        view: &'a View<'v>,
+        settings: AdaptiveSettings,
+        loads: &[f64],
+        mut facts: FactLists,
+    ) -> Self {
         let mut worth = Self {
             view,
             settings,
             scale: Vec::with_capacity(view.targets.len()),
             written: queued(view),
             traffic: Vec::new(),
-            facts: Vec::with_capacity(view.targets.len()),
+            facts: FactLists::default(),
         };
-        for (target, load) in view.targets.iter().zip(loads) {
+        facts.0.resize_with(view.targets.len(), Vec::new);
+        for ((target, load), facts) in view.targets.iter().zip(loads).zip(&mut facts.0) {
             let mut accesses: Vec<(NodeId, f64)> = Vec::new();
             let look_at = |region: &Region| {
                 let facts = worth.look_at(region);
@@ -84,7 +95,8 @@ impl<'a, 'v> Worth<'a, 'v> {
                 }
                 facts
             };
-            let facts = target.regions.iter().map(look_at).collect();
+            facts.clear();
+            facts.extend(target.regions.iter().map(look_at));
             let waited = accesses
                 .iter()
                 .map(|&(node, sum)| sum * latency(target, node));
@@ -98,8 +110,8 @@ impl<'a, 'v> Worth<'a, 'v> {
                 *entry(&mut worth.traffic, node) += scale * sum;
             }
             worth.scale.push(scale);
-            worth.facts.push(facts);
         }
+        worth.facts = facts;
         worth
     }
 
@@ -116,7 +128,7 @@ impl<'a, 'v> Worth<'a, 'v> {
     }
 
     fn facts(&self, place: Place) -> &Facts {
-        &self.facts[place.target as usize][place.region as usize]
+        &self.facts.0[place.target as usize][place.region as usize]
     }
 
     /// Of a region of the target at this place, with such a count.

@@ -46,12 +46,12 @@ impl Planner<'_, '_> {
     }
 
     fn restore_on(&mut self, node: NodeId, mut lacking: Bytes) {
-        for at in 0..self.coldest.len() {
+        for at in 0..self.lists.coldest.len() {
             let most = self.terms.headroom.min(self.terms.left);
             if lacking.is_zero() || most.is_zero() {
                 return;
             }
-            let place = self.coldest[at];
+            let place = self.lists.coldest[at];
             // Without a look at the region, of which there may be a million.
             if self.worth.is_warm(place) {
                 continue;
