@@ -230,6 +230,20 @@ fn listening_can_be_switched_off() {
 }
 
 #[test]
+fn no_kernel_keeps_less_or_more_of_a_pages_time() {
+    let of = |bits: u32| format!("[policy.memory-tiering]\ntime_bits = {bits}\n");
+    for bits in [12, 31] {
+        let config = Config::parse(&of(bits), None).unwrap();
+        assert_eq!(u32::from(config.policy.memory_tiering.time_bits), bits);
+    }
+    for bits in [11, 32] {
+        let wrong = faults(&of(bits));
+        assert!(wrong[0].contains("from 12 to 31"), "{wrong:?}");
+        assert!(wrong[0].contains("time_bits"), "{wrong:?}");
+    }
+}
+
+#[test]
 fn a_named_file_must_exist() {
     let error = Config::load(Some(Path::new("/nonexistent/h.toml"))).unwrap_err();
     assert!(matches!(error, ConfigError::Unreadable { .. }));

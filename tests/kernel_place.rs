@@ -159,7 +159,7 @@ fn a_full_destination_is_data_and_keeps_its_reserve() {
         *all.iter().find(|n| n.node == node).unwrap()
     };
     // What the kernel frees of the page cache meanwhile would be room as well.
-    let _ = std::fs::write("/proc/sys/vm/drop_caches", "1");
+    let _ = std::fs::write("/proc/sys/vm/drop_caches", "3");
     let now = usage(to);
     // The kernel's own needs (page tables, page cache) come out of it too.
     let room = Bytes::from_mib(24);

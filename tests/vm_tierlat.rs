@@ -36,6 +36,17 @@ use tierlat::{
 /// How far what is charged may be from what is asked.
 const TOLERANCE: f64 = 0.1;
 
+/// The same by the guest's clock, which a host that does other things stretches: to begin and
+/// end a wait takes its time as well, 10 ns of the modelled machine and more. The short form runs
+/// wherever CI does; the plugin's own clock is held to the tolerance in both.
+fn by_the_guest() -> f64 {
+    if std::env::var_os("HMKEEPER_LONG").is_some() {
+        TOLERANCE
+    } else {
+        2.5 * TOLERANCE
+    }
+}
+
 fn preset() -> Option<(MutexGuard<'static, ()>, Preset)> {
     let preset = Preset::here()?;
     Some((ALONE.lock().unwrap_or_else(PoisonError::into_inner), preset))
@@ -124,7 +135,7 @@ fn check_latency(
         &format!("{what}: charged and not"),
         paid - free,
         asked,
-        TOLERANCE,
+        by_the_guest(),
     )?;
     near(
         &format!("{what}: the plugin's clock"),

@@ -15,7 +15,8 @@
 //! **Source.** A pointer chase as lmbench's `lat_mem_rd`; that latency under load tells where
 //! memory should lie is Colloid's.
 //!
-//! **Limits.** A node that has been busy whenever it was asked seems idle. On CPUs whose
+//! **Limits.** A node that has been busy whenever it was asked seems idle. One whose buffer was
+//! moved away nevertheless is not asked. On CPUs whose
 //! caches a program cannot have give up a line nobody is asked.
 
 use std::hint::black_box;
@@ -25,11 +26,12 @@ use std::time::Instant;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid as NixPid;
 
+use super::move_pages;
 use super::numa::{Buffer, HugePages, WORDS_PER_PAGE};
 use crate::tiering::observation::{NodeUsage, ReadLatency};
 use crate::tiering::rng::Rng;
 use crate::tiering::tier::TierTable;
-use crate::units::{Bytes, Nanos, NodeId};
+use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES, VirtAddr};
 
 /// Chains of one turn, and reads of each.
 const CHAINS: usize = 8;
@@ -38,7 +40,8 @@ const READS: usize = 64;
 const BLOCK: u32 = 8;
 /// Of the buffer on each node.
 const SIZE: Bytes = Bytes::from_mib(8);
-/// A node has to have so many times that free, or is not asked.
+/// A node has to have so many times that free, or is not asked. Not beyond its reserve: where the
+/// page cache takes what is free, it never has more, and the kernel soon frees as much again.
 const FREE: u64 = 8;
 /// Words from one place to the next: two lines, since CPUs fetch them in pairs.
 const STRIDE: usize = 16;
@@ -70,7 +73,11 @@ impl LatencyProbe {
     pub fn new(tiers: &TierTable, usage: &[NodeUsage]) -> Self {
         let has_room = |node: NodeId| {
             let usage = usage.iter().find(|usage| usage.node == node);
-            usage.is_some_and(|u| u.free.saturating_sub(u.reserve).0 >= SIZE.0 * FREE)
+            let has = usage.is_some_and(|u| u.free.0 >= SIZE.0 * FREE);
+            if !has {
+                tracing::info!("node {node} is not asked how late it answers: it is full");
+            }
+            has
         };
         let ids = tiers.nodes().iter().map(|node| node.id);
         let ids = ids.filter(|&node| CAN_EVICT && has_room(node));
@@ -87,7 +94,15 @@ impl LatencyProbe {
     /// Asks every node, and notes what each says with its usage.
     pub fn ask(&mut self, usage: &mut [NodeUsage]) {
         let itself = NixPid::from_raw(0);
-        let allowed = sched_getaffinity(itself).ok().filter(|_| self.pins);
+        let allowed = if self.pins {
+            // From whichever socket it happens to run on it would not be comparable.
+            let Ok(allowed) = sched_getaffinity(itself) else {
+                return;
+            };
+            Some(allowed)
+        } else {
+            None
+        };
         for probed in &mut self.nodes {
             let Some(usage) = usage.iter_mut().find(|u| u.node == probed.node) else {
                 continue;
@@ -99,7 +114,7 @@ impl LatencyProbe {
                     continue;
                 }
             }
-            usage.latency = Some(probed.ask());
+            usage.latency = probed.is_there().then(|| probed.ask());
         }
         if let Some(allowed) = allowed
             && let Err(error) = sched_setaffinity(itself, &allowed)
@@ -132,15 +147,30 @@ impl Probed {
         let buffer = buffer
             .inspect_err(|error| tracing::debug!(%node, %error, "is not asked how late it answers"))
             .ok()?;
+        let order = link(&buffer, u64::from(node.0));
+        // The kernel's tiering demotes what is bound, too, but nothing that is locked.
+        if let Err(error) = buffer.lock(buffer.page_count()) {
+            tracing::debug!(%node, %error, "the probe's memory may be demoted");
+        }
         Some(Self {
             node,
             cpus: nearest.cpus.clone(),
-            order: link(&buffer, u64::from(node.0)),
+            order,
             buffer,
             at: 0,
             block: (0.0, 0),
             idle: f64::INFINITY,
         })
+    }
+
+    /// Whether what is asked next lies where it was put.
+    fn is_there(&self) -> bool {
+        let start = self.buffer.range().start().0;
+        let ring = self.order.iter().cycle().skip(self.at).step_by(READS);
+        let page = |&word: &u32| VirtAddr(start + 8 * u64::from(word)).align_down(PAGE_BYTES);
+        let pages: Vec<VirtAddr> = ring.take(CHAINS).map(page).collect();
+        move_pages::locate(None, &pages)
+            .is_ok_and(|nodes| nodes.iter().all(|&node| node == Some(self.node)))
     }
 
     fn ask(&mut self) -> ReadLatency {
@@ -234,7 +264,6 @@ fn evict(word: *const u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::PAGE_BYTES;
 
     #[test]
     fn the_ring_goes_through_all_places() {

@@ -206,6 +206,8 @@ impl Engine {
         self.record(seen);
         if self.settings.profiling.latency {
             self.pressure.follow(&seen.nodes);
+        } else {
+            self.pressure = Pressure::default();
         }
         let elapsed = self
             .at

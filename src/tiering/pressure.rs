@@ -33,13 +33,13 @@ impl Pressure {
         self.0
             .retain(|(node, _)| nodes.iter().any(|u| u.node == *node));
         for usage in nodes {
-            let Some(latency) = usage.latency else {
-                continue;
-            };
-            let now = latency.now.0.max(1) as f64 / latency.idle.0.max(1) as f64;
+            // Whom nobody can ask any more is forgotten bit by bit.
+            let now = usage.latency.map_or(1.0, |latency| {
+                latency.now.0.max(1) as f64 / latency.idle.0.max(1) as f64
+            });
             match self.0.iter_mut().find(|(node, _)| *node == usage.node) {
                 Some((_, smooth)) => *smooth += WEIGHT * (now - *smooth),
-                None => self.0.push((usage.node, now)),
+                None => self.0.push((usage.node, 1.0 + WEIGHT * (now - 1.0))),
             }
         }
     }
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn who_answers_late_is_loaded_and_who_cannot_be_asked_is_not() {
         let mut pressure = Pressure::default();
-        pressure.follow(&probed(&[Some((140, 100)), None, Some((625, 250))]));
+        pressure.follow(&probed(&[Some((180, 100)), None, Some((1000, 250))]));
         assert_eq!(pressure.loaded(), [(NodeId(2), 2.0)]);
     }
 
@@ -88,13 +88,13 @@ mod tests {
         pressure.follow(&probed(&[Some((400, 100))]));
         assert_eq!(pressure.loaded(), [(NodeId(0), 2.0)]);
         pressure.follow(&probed(&[None]));
-        assert_eq!(pressure.loaded(), [(NodeId(0), 2.0)], "nothing new");
+        assert_eq!(pressure.loaded(), [(NodeId(0), 1.25)], "not asked");
         for _ in 0..3 {
             pressure.follow(&probed(&[Some((100, 100))]));
         }
         assert_eq!(pressure.loaded(), []);
         pressure.follow(&[]);
         pressure.follow(&probed(&[Some((400, 100))]));
-        assert_eq!(pressure.loaded(), [(NodeId(0), 3.5)], "another node now");
+        assert_eq!(pressure.loaded(), [(NodeId(0), 2.0)], "another node now");
     }
 }

@@ -212,9 +212,9 @@ pub fn locked_ballast(node: u32, leave: Bytes) -> Ballast {
 }
 
 fn start_ballast(node: u32, leave: Bytes, more: &[&str]) -> Ballast {
-    // What earlier tests have read lies on the fast nodes. The kernel frees of it when it likes,
-    // and then there would be more room than was left.
-    std::fs::write("/proc/sys/vm/drop_caches", "1").expect("giving the page cache back");
+    // What earlier tests have read lies on the fast nodes, and what the kernel remembers of their
+    // files. It frees of both when it likes, and then there would be more room than was left.
+    std::fs::write("/proc/sys/vm/drop_caches", "3").expect("giving caches back");
     let usage = SysResidency::new(&Root::host())
         .nodes()
         .expect("the nodes' memory")

@@ -182,7 +182,7 @@ impl Policy for Adaptive {
         let tiers = idle.tiers_under_load();
         let view = &idle.with_tiers(&tiers);
         let facts = std::mem::take(&mut self.facts);
-        let worth = Worth::of(view, self.settings, &loads, facts);
+        let worth = Worth::of(view, idle, self.settings, &loads, facts);
         let ids: Vec<TargetId> = view.targets.iter().map(|target| target.id).collect();
         self.lasting.keep(&ids);
         self.lasting

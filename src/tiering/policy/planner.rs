@@ -188,7 +188,10 @@ impl<'a, 'v> Planner<'a, 'v> {
                 let worth = self.worth.mean(place);
                 for (from, _) in r.pages().iter() {
                     let saved = latency(t, from) - best.latency_ns;
-                    if saved > 0.0 && self.may_go(place, from, best.nodes[0]) {
+                    // Under load that is a matter of each destination.
+                    let may_go =
+                        !self.view.loaded.is_empty() || self.may_go(place, from, best.nodes[0]);
+                    if saved > 0.0 && may_go {
                         lists.gains.add(worth * saved, Candidate { place, from });
                     }
                 }
@@ -218,9 +221,20 @@ impl<'a, 'v> Planner<'a, 'v> {
         if self.terms.thought.is_zero() && !self.may_pay(candidate) {
             return;
         }
+        let is_loaded = !self.view.loaded.is_empty();
+        if is_loaded && self.has_given_up(candidate, &target.tiers.ranks()[..rank]) {
+            return;
+        }
         let worth = self.surely(place);
-        let mut left = Bytes::from_pages(region.pages().on(from));
+        let mut left = if is_loaded {
+            self.left_on(place, from)
+        } else {
+            Bytes::from_pages(region.pages().on(from))
+        };
         for better in &target.tiers.ranks()[..rank] {
+            if is_loaded && !self.may_go(place, from, better.nodes[0]) {
+                continue;
+            }
             while !left.is_zero() && !self.terms.left.is_zero() {
                 let (to, victim) = if let Some((to, _)) = self.free.roomiest(better) {
                     (to, None)
@@ -240,6 +254,15 @@ impl<'a, 'v> Planner<'a, 'v> {
                 if bytes.is_zero() {
                     break;
                 }
+                // No more gives way than comes.
+                let victim = victim.map(|victim| {
+                    let folio = victim.place.region_in(self.view).folio_bytes();
+                    let most = Bytes(bytes.0.div_ceil(folio) * folio);
+                    Victim {
+                        bytes: victim.bytes.min(most),
+                        ..victim
+                    }
+                });
                 match self.exchange((candidate, to, bytes), victim) {
                     Exchange::Made => {}
                     Exchange::Loses => break,
@@ -329,7 +352,7 @@ impl<'a, 'v> Planner<'a, 'v> {
 
     /// One move.
     fn go(&mut self, place: Place, (from, to): (NodeId, NodeId), bytes: Bytes, reason: Reason) {
-        if matches!(reason, Reason::Room | Reason::Headroom) {
+        if reason != Reason::Hot {
             let key = (place.target, place.region, from);
             *self.taken.entry(key).or_default() += bytes;
         }
@@ -343,9 +366,8 @@ impl<'a, 'v> Planner<'a, 'v> {
             self.free.give(from, bytes);
         }
         self.terms.left = self.terms.left.saturating_sub(bytes);
-        let direction = self.way(place, from, to);
         let moved = place.moved(self.view, (from, to), bytes, reason);
-        self.moves.push(Move { direction, ..moved });
+        self.moves.push(moved);
     }
 
     /// Whether what is hot may go this way now.
@@ -354,14 +376,16 @@ impl<'a, 'v> Planner<'a, 'v> {
         let way = self.way(place, from, to);
         // What is slow when idle is mostly slower still at writing.
         let is_written = region.written().is_some_and(|share| share > MOSTLY);
-        let stays = is_written && way == Direction::Demotion;
+        let tiers = place.target_in(self.idle).tiers;
+        let stays = is_written && tiers.rank_of(to) > tiers.rank_of(from);
         !stays && !self.worth.rests(region, way)
     }
 
-    /// Up or down, whoever answers late now.
+    /// Up or down, whoever answers late now; between equals by their numbers, so that the way
+    /// back is the other one.
     fn way(&self, place: Place, from: NodeId, to: NodeId) -> Direction {
         let tiers = place.target_in(self.idle).tiers;
-        if tiers.rank_of(to) < tiers.rank_of(from) {
+        if (tiers.rank_of(to), to) < (tiers.rank_of(from), from) {
             Direction::Promotion
         } else {
             Direction::Demotion

@@ -69,9 +69,11 @@ struct Facts {
 
 impl<'a, 'v> Worth<'a, 'v> {
     /// Of targets with this load, in CPUs, each by its place in the view.
-    /// `facts` is for its memory.
+    /// `idle` is the view with latencies as when idle: by these a target waits the share of its
+    /// time that it is held to, and longer under load. `facts` is for its memory.
     pub(super) fn of(
         view: &'a View<'v>,
+        idle: &View<'_>,
         settings: AdaptiveSettings,
         loads: &[f64],
         mut facts: FactLists,
@@ -85,7 +87,7 @@ impl<'a, 'v> Worth<'a, 'v> {
             facts: FactLists::default(),
         };
         facts.0.resize_with(view.targets.len(), Vec::new);
-        for ((target, load), facts) in view.targets.iter().zip(loads).zip(&mut facts.0) {
+        for ((target, load), facts) in idle.targets.iter().zip(loads).zip(&mut facts.0) {
             let mut accesses: Vec<(NodeId, f64)> = Vec::new();
             let look_at = |region: &Region| {
                 let facts = worth.look_at(region);

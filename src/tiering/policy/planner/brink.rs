@@ -6,8 +6,8 @@
 //! before. Without a bound all that is hot would go to the node that answers first now, which
 //! then answers last.
 //!
-//! **Approach.** In one plan a node that answers late gives up, or takes, a part of what it is
-//! asked for: the less of it, the less sooner the other node answers. That part is halved when
+//! **Approach.** In one plan a node that answers late takes a part of what it is asked for, or
+//! gives it up to a slower one: the less of it, the less sooner the other node answers. That part is halved when
 //! what was moved last time has to go back, and grows slowly when more has to follow
 //! ([`Steps`]). So both come to answer alike.
 //!
@@ -15,8 +15,9 @@
 //! off such a node; where all are idle there is no bound.
 
 use super::{Candidate, Planner, latency};
-use crate::tiering::plan::{Direction, Move};
+use crate::tiering::plan::{Direction, Move, Reason};
 use crate::tiering::policy::worth::Worth;
+use crate::tiering::tier::Rank;
 use crate::units::{Bytes, NodeId};
 
 /// Part of what a node is asked for that one plan may change, at most and at least.
@@ -24,8 +25,9 @@ const STEP: f64 = 0.25;
 const STEP_LEAST: f64 = STEP / 64.0;
 /// By how much that part grows.
 const GROWS: f64 = 1.2;
-/// Answering so many times as late, a node has next to no bandwidth left: what comes to it
-/// then only delays what is there, unless the node that it comes from has even less.
+/// With such a factor, two and a half times as late as idle, a node has next to no bandwidth
+/// left: what comes to it then only delays what is there, unless the node that it comes from
+/// has even less.
 const EXHAUSTED: f64 = 2.0;
 /// A node is held to be asked for this share of all at least: others may ask it, too.
 const LEAST: f64 = 1.0 / 16.0;
@@ -58,7 +60,9 @@ impl Steps {
         }
         for step in &mut self.0 {
             let sum = |is: fn(&Move, NodeId) -> bool| -> Bytes {
-                let moves = moves.iter().filter(|m| is(m, step.node));
+                // What gives way is cold, and changes nothing.
+                let hot = |m: &&Move| matches!(m.reason, Reason::Hot | Reason::Spread);
+                let moves = moves.iter().filter(hot).filter(|m| is(m, step.node));
                 moves.map(|m| m.limit).sum()
             };
             let (came, left) = (sum(|m, node| m.to == node), sum(|m, node| m.from == node));
@@ -117,6 +121,15 @@ impl Planner<'_, '_> {
         let folio = candidate.place.region_in(self.view).folio_bytes();
         // `as` saturates.
         Bytes((left / worth.max(f64::MIN_POSITIVE)) as u64 / folio * folio)
+    }
+
+    /// Whether all that may leave its node for slower ones has left it, without a look at the
+    /// region, of which there may be a million.
+    pub(super) fn has_given_up(&self, candidate: Candidate, better: &[Rank]) -> bool {
+        let Candidate { place, from } = candidate;
+        let mut all = better.iter().flat_map(|rank| &rank.nodes);
+        self.brink.left(from) <= 0.0
+            && all.all(|&to| self.way(place, from, to) == Direction::Demotion)
     }
 
     /// Notes that so much of it goes there.

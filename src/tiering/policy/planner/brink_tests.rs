@@ -91,6 +91,7 @@ proptest! {
         let latency = |n: NodeId| {
             IDLE[n.0 as usize] * if n.0 == node { factor } else { 1.0 }
         };
+        let mut gone = vec![0; list.len()];
         let mut room = room.map(|mib| i64::try_from(mib * MIB).unwrap());
         for m in &moves {
             match m.reason {
@@ -99,7 +100,10 @@ proptest! {
                 Reason::Headroom => prop_assert!(false, "nothing is lacking"),
             }
             let is_down = IDLE[m.to.0 as usize] > IDLE[m.from.0 as usize];
-            prop_assert_eq!(m.direction == Direction::Demotion, is_down);
+            let at = usize::try_from(m.range.start().0 / (2 * MIB)).unwrap();
+            prop_assert_eq!(m.from.0, list[at].1);
+            gone[at] += m.limit.0;
+            prop_assert!(gone[at] <= 2 * MIB, "leaves twice");
             prop_assert_eq!(m.reason == Reason::Spread, is_down && m.reason != Reason::Room);
             let bytes = i64::try_from(m.limit.0).unwrap();
             room[m.to.0 as usize] -= bytes;
