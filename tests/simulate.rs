@@ -329,10 +329,14 @@ fn what_one_node_has_no_bandwidth_for_is_spread_over_two() {
 #[test]
 fn what_is_written_leaves_the_node_that_has_no_bandwidth_for_it() {
     let took = |profiling| where_bandwidth_is_short("cxl-2tier", "halves.toml", profiling);
-    assert!(took("writes = true") < 0.7);
-    let not_asked = took("writes = false");
+    assert!(took("latency = true\nwrites = true") < 0.7);
+    let not_asked = took("latency = true\nwrites = false");
     assert!((not_asked - 1.0).abs() < 0.01, "{not_asked}");
     // Where both nodes are at their limits as it is, nothing is made worse.
-    let took = where_bandwidth_is_short("autotm-2tier", "halves.toml", "writes = true");
+    let took = where_bandwidth_is_short(
+        "autotm-2tier",
+        "halves.toml",
+        "latency = true\nwrites = true",
+    );
     assert!(took < 1.01, "{took}");
 }

@@ -161,7 +161,7 @@ impl Default for ProfilingSettings {
             looks: LookRule::default(),
             windows: WindowRule::default(),
             writes: false,
-            latency: true,
+            latency: false,
             overhead_control: true,
         }
     }

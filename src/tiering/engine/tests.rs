@@ -133,10 +133,8 @@ fn hot_memory_is_promoted_and_the_report_says_why() {
     assert_eq!(target.resident, [Bytes::ZERO, Bytes::from_mib(8)]);
     assert_eq!(target.flows.len(), 1);
     let flow = target.flows[0];
-    assert_eq!(
-        (flow.planned, flow.moved),
-        (Bytes::from_mib(2), Bytes::ZERO)
-    );
+    let bytes = (flow.planned, flow.moved);
+    assert_eq!(bytes, (Bytes::from_mib(2), Bytes::ZERO));
     assert_eq!(flow.reason, crate::tiering::plan::Reason::Hot);
     // All accesses were seen on the slow tier.
     assert_eq!(target.accesses.ratio, [0.0, 1.0]);
