@@ -4,9 +4,9 @@
 //!
 //! **Approach.** A few short chains of reads, each of which needs what the one before brought:
 //! they follow each other through a small buffer on the node, in an order that nothing
-//! foresees. Where their pages are is looked up before. What was read is evicted again. The median chain is believed, so that an
-//! interrupt or a busy CPU spoils nothing. Where there are several sockets, a CPU of the
-//! nearest one asks. Idle is the least mean ever of [`BLOCK`] turns in a row, of which the first
+//! foresees. Where their pages are is looked up before. What was read is evicted again. The
+//! median chain is believed, so that an interrupt or a busy CPU spoils nothing. Where there are
+//! several sockets, a CPU of the nearest one asks. Idle is the least mean ever of [`BLOCK`] turns in a row, of which the first
 //! follow each other when the probe is made: of single turns the least would be chance.
 //!
 //! **Cost.** [`CHAINS`] × [`READS`] reads per node and turn, 50 to 200 µs of CPU time, and
@@ -16,8 +16,8 @@
 //! memory should lie is Colloid's.
 //!
 //! **Limits.** A node that has been busy whenever it was asked seems idle. One whose buffer was
-//! moved away nevertheless is not asked. On CPUs whose
-//! caches a program cannot have give up a line nobody is asked.
+//! moved away nevertheless is not asked. On CPUs whose caches a program cannot have give up a
+//! line nobody is asked.
 
 use std::hint::black_box;
 use std::sync::atomic::Ordering::Relaxed;

@@ -160,9 +160,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             self.promote(candidate);
         }
         self.lists.gains = gains;
-        if !self.terms.left.is_zero() {
-            self.restore_headroom();
-        }
+        self.restore_headroom();
     }
 
     /// What lies slower than it could, what would gain most first; and all regions, for the
@@ -188,10 +186,7 @@ impl<'a, 'v> Planner<'a, 'v> {
                 let worth = self.worth.mean(place);
                 for (from, _) in r.pages().iter() {
                     let saved = latency(t, from) - best.latency_ns;
-                    // Under load that is a matter of each destination.
-                    let may_go =
-                        !self.view.loaded.is_empty() || self.may_go(place, from, best.nodes[0]);
-                    if saved > 0.0 && may_go {
+                    if saved > 0.0 {
                         lists.gains.add(worth * saved, Candidate { place, from });
                     }
                 }
@@ -213,7 +208,7 @@ impl<'a, 'v> Planner<'a, 'v> {
     /// Brings what of a region lies on a node to the fastest one where it may be.
     fn promote(&mut self, candidate: Candidate) {
         let Candidate { place, from } = candidate;
-        let (target, region) = (place.target_in(self.view), place.region_in(self.view));
+        let target = place.target_in(self.view);
         let Some(rank) = target.tiers.rank_of(from) else {
             return;
         };
@@ -221,18 +216,13 @@ impl<'a, 'v> Planner<'a, 'v> {
         if self.terms.thought.is_zero() && !self.may_pay(candidate) {
             return;
         }
-        let is_loaded = !self.view.loaded.is_empty();
-        if is_loaded && self.has_given_up(candidate, &target.tiers.ranks()[..rank]) {
+        if self.has_given_up(candidate, &target.tiers.ranks()[..rank]) {
             return;
         }
         let worth = self.surely(place);
-        let mut left = if is_loaded {
-            self.left_on(place, from)
-        } else {
-            Bytes::from_pages(region.pages().on(from))
-        };
+        let mut left = self.left_on(place, from);
         for better in &target.tiers.ranks()[..rank] {
-            if is_loaded && !self.may_go(place, from, better.nodes[0]) {
+            if !self.may_go(place, from, better.nodes[0]) {
                 continue;
             }
             while !left.is_zero() && !self.terms.left.is_zero() {
