@@ -258,6 +258,11 @@ fn what_the_manual_says_needs_a_restart_is_named_at_a_reload() {
     let new = Config::parse(text, None).unwrap();
     let mut named = Config::default().restart_needed(&new);
     named.sort_unstable();
+    // A reload does not apply it: the next one says so again.
+    let reloaded = Config::default().reloaded(new.clone());
+    let mut again = reloaded.restart_needed(&new);
+    again.sort_unstable();
+    assert_eq!(again, named);
     let rows = MANUAL.lines().filter(|line| line.starts_with("| `"));
     let mut documented: Vec<&str> = rows
         .filter(|line| line.contains("*restart*"))

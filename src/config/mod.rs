@@ -274,6 +274,25 @@ impl Config {
         .filter_map(|(key, differs)| differs.then_some(key))
         .collect()
     }
+
+    /// What is in force once `new` was loaded: what waits for a restart stays as it is, to be
+    /// compared with what is loaded next.
+    #[must_use]
+    pub fn reloaded(&self, new: Self) -> Self {
+        let mut config = Self {
+            daemon: DaemonConfig {
+                log: new.daemon.log,
+                ..self.daemon.clone()
+            },
+            sampler: self.sampler,
+            listen: self.listen,
+            socket: self.socket.clone(),
+            ..new
+        };
+        config.profiling.writes = self.profiling.writes;
+        config.profiling.latency = self.profiling.latency;
+        config
+    }
 }
 
 /// Where there is but one CPU a second mover has nothing to run on.

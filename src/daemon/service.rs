@@ -288,23 +288,14 @@ impl Service {
             warn!("{warning}");
         }
         let restart_needed = current.restart_needed(&config);
+        let config = current.reloaded(config);
         let applied = Box::new(config.clone());
         let applied = self.ask(|done| Command::Configure(applied, tiers, done));
         if applied.await.is_none() {
             return stopping();
         }
         self.level.set(config.daemon.log.as_str());
-        // What waits for a restart is still compared with what is in force.
-        *current = Config {
-            daemon: crate::config::DaemonConfig {
-                log: config.daemon.log,
-                ..current.daemon.clone()
-            },
-            sampler: current.sampler,
-            listen: current.listen,
-            socket: current.socket.clone(),
-            ..config
-        };
+        *current = config;
         let message = if restart_needed.is_empty() {
             "configuration reloaded".to_owned()
         } else {

@@ -226,7 +226,7 @@ fn accesses(seen: &Observation) -> Sound {
         (1..samples.len()).all(|at| key(at - 1) <= key(at)),
         "samples do not ascend",
     )?;
-    for (sample, tally) in seen.accesses.iter() {
+    for (sample, tally) in seen.accesses.looked().iter() {
         let addr = sample.addr;
         check(
             addr < ADDRESS_END && addr.page() == addr,

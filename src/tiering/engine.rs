@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use super::bounds::Shares;
 use super::estimates::Estimates;
 use super::governor::{Again, Allotment, Governor, IDLE_LOAD, Terms};
-use super::observation::{Observation, Sample, Tally, TargetId, TargetMap};
+use super::observation::{Observation, Sample, TargetId, TargetMap};
 use super::plan::{Plan, Sweep};
 use super::policy::{self, Policy};
 use super::pressure::Pressure;
@@ -118,9 +118,7 @@ pub struct Engine {
     /// Pages of all targets that could be looked at in the last epoch.
     afforded: u64,
     targets: BTreeMap<TargetId, Tracked>,
-    /// Samples with their tallies: kept for its memory.
-    pairs: Vec<(Sample, Tally)>,
-    /// Samples that were looked at: the same.
+    /// Samples that were looked at: kept for its memory.
     spent: Vec<Sample>,
 }
 
@@ -143,7 +141,6 @@ impl Engine {
             governor: Governor::default(),
             afforded: SAMPLES_AT_FIRST,
             targets: BTreeMap::new(),
-            pairs: Vec::new(),
             spent: Vec::new(),
         }
     }
@@ -214,16 +211,12 @@ impl Engine {
             .map_or(seen.cost.elapsed, |at| seen.at.saturating_sub(at));
         self.at = Some(seen.at);
 
-        let mut pairs = std::mem::take(&mut self.pairs);
-        pairs.clear();
-        pairs.extend(seen.accesses.iter());
         let initial = self.initial_region(&seen.targets);
         let mut told: Vec<Told> = seen
             .targets
             .iter()
-            .map(|target| self.follow(target, seen, &pairs, elapsed, initial))
+            .map(|target| self.follow(target, seen, elapsed, initial))
             .collect();
-        self.pairs = pairs;
         let allotted = self.allot(seen, &told);
         self.afforded = allotted.samples * u64::from(self.pages_per_sample());
         self.deal(seen, &mut told);
@@ -291,7 +284,6 @@ impl Engine {
         &mut self,
         target: &TargetMap,
         seen: &Observation,
-        pairs: &[(Sample, Tally)],
         elapsed: Nanos,
         initial: Bytes,
     ) -> Told {
@@ -300,9 +292,7 @@ impl Engine {
         let profiling = &self.settings.profiling;
         let passed = elapsed;
         let tracked = self.targets.entry(target.id).or_default();
-        let first = pairs.partition_point(|(s, _)| s.target < target.id);
-        let last = pairs.partition_point(|(s, _)| s.target <= target.id);
-        let mine = &pairs[first..last];
+        let mine = seen.accesses.looked_at(target.id);
 
         // Of one that is new nothing says how busy it is: take it for busy
         // through a whole interval, since that is what its samples are for.
@@ -538,9 +528,7 @@ impl Engine {
         for (target, told) in seen.targets.iter().zip(told) {
             let saturation = self.targets.get_mut(&target.id).map(|t| &mut t.saturation);
             let mut saturation = saturation.map(std::mem::take).unwrap_or_default();
-            let first = self.pairs.partition_point(|(s, _)| s.target < target.id);
-            let last = self.pairs.partition_point(|(s, _)| s.target <= target.id);
-            let samples = &self.pairs[first..last];
+            let samples = seen.accesses.looked_at(target.id);
             let tracked = &self.targets[&target.id];
             all.push(accesses::shares(
                 self,

@@ -302,7 +302,11 @@ mod tests {
         assert!(second.contains(&6) && !second.contains(&0), "{second:?}");
         scan(&mut looks, |page| page == 6);
         let seen = looks.into_seen();
-        let six = seen.iter().find(|(s, _)| s.addr.page_index() == 6).unwrap();
+        let six = seen
+            .looked()
+            .iter()
+            .find(|(s, _)| s.addr.page_index() == 6)
+            .unwrap();
         assert_eq!((six.1.accessed, six.1.known), (3, 3));
         assert_eq!(
             seen.samples().len(),
@@ -327,7 +331,10 @@ mod tests {
         assert!(third.len() == 4 && [1, 6].iter().all(|i| third.contains(i)));
         let seen = looks.into_seen();
         let of = |page: u64| {
-            let found = seen.iter().find(|(s, _)| s.addr.page_index() == page);
+            let found = seen
+                .looked()
+                .iter()
+                .find(|(s, _)| s.addr.page_index() == page);
             found.map(|(_, t)| (t.accessed, t.known))
         };
         assert_eq!(of(0), Some((0, 3)), "idle in the longest: idle in all");
@@ -378,7 +385,12 @@ mod tests {
             }
             looks.end(true);
         }
-        let known: Vec<u8> = looks.into_seen().iter().map(|(_, t)| t.known).collect();
+        let known: Vec<u8> = looks
+            .into_seen()
+            .looked()
+            .iter()
+            .map(|(_, t)| t.known)
+            .collect();
         assert_eq!(known, [2, 3], "nobody saw the first in the longest window");
     }
 

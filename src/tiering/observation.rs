@@ -328,11 +328,79 @@ impl AccessSet {
     }
 
     /// Samples with what was seen of them.
-    pub fn iter(&self) -> impl Iterator<Item = (Sample, Tally)> + '_ {
+    pub fn looked(&self) -> Looked<'_> {
+        Looked {
+            samples: &self.samples,
+            tallies: &self.tallies,
+        }
+    }
+
+    /// Those of one target, where they are sorted by target.
+    pub fn looked_at(&self, target: TargetId) -> Looked<'_> {
+        let first = self.samples.partition_point(|s| s.target < target);
+        let mine = &self.samples[first..];
+        let count = mine.partition_point(|s| s.target == target);
+        let (_, mine) = self.looked().split_at(first);
+        mine.split_at(count).0
+    }
+}
+
+/// Samples that follow each other, with what was seen of each. Not in pairs: of millions each
+/// pass reads what it needs, and nothing is copied.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Looked<'a> {
+    samples: &'a [Sample],
+    tallies: &'a [Tally],
+}
+
+impl<'a> Looked<'a> {
+    /// How many there are.
+    pub fn len(self) -> usize {
+        self.samples.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.samples.is_empty()
+    }
+
+    /// The samples alone.
+    pub fn samples(self) -> &'a [Sample] {
         self.samples
-            .iter()
-            .copied()
-            .zip(self.tallies.iter().copied())
+    }
+
+    /// What was seen of each.
+    pub fn tallies(self) -> &'a [Tally] {
+        self.tallies
+    }
+
+    /// Each with what was seen of it.
+    pub fn iter(self) -> impl Iterator<Item = (&'a Sample, &'a Tally)> + Clone {
+        self.samples.iter().zip(self.tallies)
+    }
+
+    /// The first so many, and the others.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    #[must_use]
+    pub fn split_at(self, count: usize) -> (Self, Self) {
+        let (samples, tallies) = (self.samples.split_at(count), self.tallies.split_at(count));
+        let part = |samples, tallies| Self { samples, tallies };
+        (part(samples.0, tallies.0), part(samples.1, tallies.1))
+    }
+}
+
+#[cfg(test)]
+impl AccessSet {
+    /// For tests: these were seen.
+    pub(crate) fn of(pairs: &[(Sample, Tally)]) -> Self {
+        let (samples, tallies) = pairs.iter().copied().unzip();
+        Self {
+            samples,
+            tallies,
+            scans: 0,
+        }
     }
 }
 

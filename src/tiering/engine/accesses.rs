@@ -16,7 +16,7 @@ use super::Engine;
 use super::survey::Survey;
 use super::tracked::Tracked;
 use crate::tiering::bounds::{self, Limit, Mean, Reading, Saturation, Shares, Strata};
-use crate::tiering::observation::{Sample, Tally};
+use crate::tiering::observation::{Looked, Tally};
 use crate::tiering::region::{Region, take_in};
 use crate::tiering::tier::LOCAL_LATENCY;
 use crate::units::{Bandwidth, Nanos, NodeId};
@@ -41,7 +41,7 @@ pub(super) struct Time {
 pub(super) fn shares(
     engine: &Engine,
     tracked: &Tracked,
-    samples: &[(Sample, Tally)],
+    samples: Looked<'_>,
     time: Time,
     saturation: &mut Saturation,
 ) -> (Shares, Survey) {
@@ -77,7 +77,7 @@ pub(super) fn shares(
 /// Adds up what samples tell of a page of 4 KiB.
 fn gather(
     engine: &Engine,
-    samples: &[(Sample, Tally)],
+    samples: Looked<'_>,
     class: usize,
     gathered: &mut Gathered,
     strata: &mut Strata,
@@ -87,9 +87,9 @@ fn gather(
     // One that was looked at in short windows only is right on average, too, but says little
     // beside one that was looked at in all.
     let whole = engine.settings.profiling.scans;
-    let is_told = samples.iter().any(|(_, tally)| tally.known >= whole);
+    let is_told = samples.tallies().iter().any(|tally| tally.known >= whole);
     let telling = |tally: &Tally| tally.known >= whole || !is_told;
-    for (_, tally) in samples.iter().filter(|(_, tally)| telling(tally)) {
+    for tally in samples.tallies().iter().filter(|tally| telling(tally)) {
         let (accessed, known) = (tally.accessed, tally.known);
         let Some(reading) = engine.estimates.reading(accessed, known, tally.order) else {
             continue;

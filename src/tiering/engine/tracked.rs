@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::tiering::bounds::Saturation;
-use crate::tiering::observation::{Sample, Tally, TargetId};
+use crate::tiering::observation::{Looked, TargetId};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
 use crate::tiering::region::{Asked, Region, RegionMap};
@@ -152,7 +152,7 @@ impl Tracked {
 
     /// Learns what samples tell beside how hot regions are, and brings up to date what
     /// follows from the regions; with `measures` also what asking for its writes would cost.
-    pub(super) fn record(&mut self, samples: &[(Sample, Tally)], asked: Asked, measures: bool) {
+    pub(super) fn record(&mut self, samples: Looked<'_>, asked: Asked, measures: bool) {
         let mut counted = Counted::default();
         self.map
             .record(samples, asked, |region| counted.add(region, measures));
@@ -238,8 +238,9 @@ pub(super) struct Totals {
 
 impl Totals {
     /// In one pass: there may be millions.
-    pub(super) fn of(pairs: &[(Sample, Tally)]) -> Self {
-        pairs.iter().fold(Self::default(), |sum, (_, tally)| Self {
+    pub(super) fn of(samples: Looked<'_>) -> Self {
+        let tallies = samples.tallies().iter();
+        tallies.fold(Self::default(), |sum, tally| Self {
             looks: sum.looks + u64::from(tally.accessed),
             accessed: sum.accessed + u64::from(tally.accessed > 0),
             unknown: sum.unknown + u64::from(tally.known == 0),

@@ -271,7 +271,7 @@ fn what_was_moved_back_rests_longer_each_time() {
         ..Tally::default()
     };
     for _ in 0..8 {
-        map.adapt(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
+        map.adapt_to(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
     }
     let (up, down) = (Direction::Promotion, Direction::Demotion);
     // As soon as it is promoted it has to go again.
@@ -287,13 +287,13 @@ fn what_was_moved_back_rests_longer_each_time() {
             map.record_move(range, NodeId(0), NodeId(3), 512, (epoch, down));
             promoted.push(epoch);
         }
-        map.adapt(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
+        map.adapt_to(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
     }
     let rests: Vec<u64> = promoted.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert_eq!(rests, [4, 16, 32, 32, 32, 32, 32]);
     // That is not for ever.
     for _ in 0..200 {
-        map.adapt(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
+        map.adapt_to(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
     }
     assert_eq!(map.regions()[0].flips(), 0);
 }

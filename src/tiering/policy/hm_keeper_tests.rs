@@ -144,7 +144,7 @@ fn seen_idle(mut map: RegionMap, epochs: usize) -> Region {
             ..Tally::default()
         };
         for _ in 0..epochs {
-            map.adapt(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
+            map.adapt_to(&[(sample, tally)], 3, Thresholds::FOR_TESTS);
         }
     }
     map.regions()[0].clone()

@@ -4,7 +4,9 @@ use super::aside::Aside;
 use super::rebuild::Rebuild;
 use super::scars::Step;
 use super::{Doubt, Known, Pages, Region, RegionMap, edges, take_in};
-use crate::tiering::observation::{Sample, Tally};
+use crate::tiering::observation::Looked;
+#[cfg(test)]
+use crate::tiering::observation::{AccessSet, Sample, Tally};
 use crate::tiering::settings::SplitRule;
 use crate::tiering::windows::Coverage;
 use crate::units::{Bytes, PageRange, VirtAddr};
@@ -77,12 +79,7 @@ pub struct Adapted {
 impl RegionMap {
     /// Splits and merges by one epoch's `samples` of this target, sorted by
     /// address, with their tallies over `scans` scans.
-    pub fn adapt(
-        &mut self,
-        samples: &[(Sample, Tally)],
-        scans: u8,
-        thresholds: Thresholds,
-    ) -> Adapted {
+    pub fn adapt(&mut self, samples: Looked<'_>, scans: u8, thresholds: Thresholds) -> Adapted {
         let mut done = Adapted::default();
         if thresholds.rule == SplitRule::Fixed {
             let mut rest = samples;
@@ -140,12 +137,25 @@ impl RegionMap {
     }
 }
 
+#[cfg(test)]
+impl RegionMap {
+    /// For tests: these pairs are what was seen.
+    pub(crate) fn adapt_to(
+        &mut self,
+        seen: &[(Sample, Tally)],
+        scans: u8,
+        thresholds: Thresholds,
+    ) -> Adapted {
+        self.adapt(AccessSet::of(seen).looked(), scans, thresholds)
+    }
+}
+
 impl Region {
     /// One more epoch, in which these samples of it were looked at.
-    fn watch(&mut self, samples: &[(Sample, Tally)]) {
+    fn watch(&mut self, samples: Looked<'_>) {
         self.calm_down();
         self.watched |= !samples.is_empty();
-        self.fresh = samples.iter().any(|(_, tally)| tally.known > 0);
+        self.fresh = samples.tallies().iter().any(|tally| tally.known > 0);
         if self.fresh {
             self.untold = 0;
         } else if !samples.is_empty() {
@@ -196,10 +206,10 @@ struct Stats {
 impl Stats {
     /// `None` when no sample of it could tell anything. A sample that could
     /// tell in some scans only counts in proportion.
-    fn of(samples: &[(Sample, Tally)], scans: u8) -> Option<Self> {
+    fn of(samples: Looked<'_>, scans: u8) -> Option<Self> {
         let (mut sum, mut n, mut whole) = (0.0_f32, 0.0_f32, 0.0_f32);
         let (mut low, mut high) = (f32::INFINITY, 0.0_f32);
-        for (_, tally) in samples.iter().filter(|(_, t)| t.known > 0) {
+        for tally in samples.tallies().iter().filter(|tally| tally.known > 0) {
             let count = f32::from(tally.accessed) * f32::from(scans) / f32::from(tally.known);
             sum += count;
             n += 1.0;
@@ -222,18 +232,18 @@ impl Stats {
 /// new region for an interval and draws its first sample among those that were accessed
 /// (§1.2), which takes 512 looks for one; of what is drawn anew in each epoch, this is
 /// what keeps that sample.
-fn accessed(samples: &[(Sample, Tally)]) -> Option<Doubt> {
+fn accessed(samples: Looked<'_>) -> Option<Doubt> {
     let seen = || samples.iter().filter(|(_, tally)| tally.accessed > 0);
     let (sample, tally) = seen().nth(seen().count() / 2)?;
     Doubt::new(sample.addr.page_index(), tally.accessed, tally.known)
 }
 
 /// Folds in the counts of `region` by the rules that remember no places.
-fn fold(region: &mut Region, samples: &[(Sample, Tally)], scans: u8, thresholds: Thresholds) {
+fn fold(region: &mut Region, samples: Looked<'_>, scans: u8, thresholds: Thresholds) {
     region.known = Known::NOTHING;
     if let Some(stats) = Stats::of(samples, scans) {
-        let told = samples.iter().filter(|(_, tally)| tally.known > 0);
-        let orders = told.map(|(_, tally)| tally.order.min(20));
+        let told = samples.tallies().iter().filter(|tally| tally.known > 0);
+        let orders = told.map(|tally| tally.order.min(20));
         region.fold_folios(orders, thresholds.ema);
         region.fold(stats.mean, stats.samples, thresholds.ema);
         region.is_mixed = stats.contrast > thresholds.split;
@@ -244,7 +254,7 @@ fn fold(region: &mut Region, samples: &[(Sample, Tally)], scans: u8, thresholds:
 /// contradict each other.
 fn halve(
     mut region: Region,
-    samples: &[(Sample, Tally)],
+    samples: Looked<'_>,
     scans: u8,
     thresholds: Thresholds,
     out: &mut Vec<Region>,
@@ -262,7 +272,7 @@ fn halve(
 /// contradict each other, down to `minimum` bytes or the folio size.
 fn bisect(
     mut region: Region,
-    samples: &[(Sample, Tally)],
+    samples: Looked<'_>,
     scans: u8,
     thresholds: Thresholds,
     out: &mut Vec<Region>,
@@ -308,7 +318,7 @@ fn bisect(
     let quota = region.quota;
     let low = half(low, pages_low, quota.div_ceil(2));
     let high = half(high, pages_high, (quota / 2).max(1));
-    let at = samples.partition_point(|(s, _)| s.addr < middle);
+    let at = samples.samples().partition_point(|s| s.addr < middle);
     let (samples_low, samples_high) = samples.split_at(at);
     bisect(low, samples_low, scans, thresholds, out);
     bisect(high, samples_high, scans, thresholds, out);

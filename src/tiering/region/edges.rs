@@ -28,7 +28,7 @@
 use super::adapt::Thresholds;
 use super::scars::{Scars, Step};
 use super::{Doubt, Known, Region};
-use crate::tiering::observation::{Sample, Tally};
+use crate::tiering::observation::Looked;
 use crate::units::{PAGE_BYTES, PageRange, VirtAddr};
 
 /// Most beginnings of a segment that are kept open while the cuts are sought: it
@@ -98,7 +98,7 @@ impl Point {
 /// Appends the pieces of `region`, updated by this epoch's `samples` of it.
 pub(super) fn cut(
     mut region: Region,
-    samples: &[(Sample, Tally)],
+    samples: Looked<'_>,
     scans: u8,
     thresholds: Thresholds,
     scars: &Scars,

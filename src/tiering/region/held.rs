@@ -9,7 +9,7 @@
 //! free with the first epoch in which no sample of it is shared.
 
 use super::{Region, RegionMap, share_of, short};
-use crate::tiering::observation::{Sample, Tally};
+use crate::tiering::observation::Looked;
 use crate::units::{Bytes, PageRange};
 
 /// The whole, of which one is the least share that is told: halves, thirds, quarters are exact.
@@ -48,7 +48,7 @@ impl Region {
     }
 
     /// What its samples, of which some could tell, say of others that map its pages too.
-    pub(super) fn record_shared(&mut self, samples: &[(Sample, Tally)]) {
+    pub(super) fn record_shared(&mut self, samples: Looked<'_>) {
         self.shared = in_parts(share_of(samples, |tally| tally.shared) * f32::from(PARTS));
         if self.shared == 0 && self.stuck_by_sharing {
             (self.stuck_until, self.stuck_by_sharing) = (0, false);
@@ -86,7 +86,7 @@ impl RegionMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiering::observation::TargetId;
+    use crate::tiering::observation::{Sample, Tally, TargetId};
     use crate::tiering::region::Asked;
     use crate::units::{NodeId, Pid, VirtAddr};
 
@@ -129,11 +129,7 @@ mod tests {
     fn what_is_stuck_for_sharing_comes_free_when_its_samples_are_its_own() {
         let mut map = map();
         map.record_stuck(range(0, 4), 20, true);
-        map.record(
-            &samples([true, true, true, false]),
-            Asked::default(),
-            |_| (),
-        );
+        map.record_of(&samples([true, true, true, false]), Asked::default());
         assert_eq!(stuck(&map), [20, 20]);
         let shared: Vec<_> = map.regions().iter().map(Region::shared).collect();
         assert_eq!(shared, [Bytes::from_mib(2), Bytes::from_mib(1)]);
@@ -142,15 +138,11 @@ mod tests {
         for (_, tally) in &mut untold {
             tally.known = 0;
         }
-        map.record(&untold, Asked::default(), |_| ());
+        map.record_of(&untold, Asked::default());
         assert_eq!(stuck(&map), [20, 20]);
-        map.record(
-            &samples([false, true, false, false]),
-            Asked::default(),
-            |_| (),
-        );
+        map.record_of(&samples([false, true, false, false]), Asked::default());
         assert_eq!(stuck(&map), [20, 0]);
-        map.record(&samples([false; 4]), Asked::default(), |_| ());
+        map.record_of(&samples([false; 4]), Asked::default());
         assert_eq!(stuck(&map), [0, 0]);
     }
 
@@ -158,7 +150,7 @@ mod tests {
     fn what_is_stuck_for_another_reason_stays_so() {
         let mut map = map();
         map.record_stuck(range(0, 4), 20, false);
-        map.record(&samples([false; 4]), Asked::default(), |_| ());
+        map.record_of(&samples([false; 4]), Asked::default());
         assert_eq!(stuck(&map), [20, 20]);
     }
 

@@ -51,7 +51,7 @@ use known::{Doubt, Known};
 use scars::{Scars, Step};
 use told::share_of;
 
-use super::observation::{Sample, Tally};
+use super::observation::Looked;
 use super::plan::Direction;
 use crate::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 
@@ -553,15 +553,15 @@ impl RegionMap {
 
 /// Of the samples in `rest`, those in `range`; leaves those that come after. One after the
 /// other: to find them by halves misses the cache each time.
-pub(super) fn take_in<'a>(
-    rest: &mut &'a [(Sample, Tally)],
-    range: PageRange,
-) -> &'a [(Sample, Tally)] {
-    let until = |end| rest.iter().take_while(|(s, _)| s.addr < end).count();
+pub(super) fn take_in<'a>(rest: &mut Looked<'a>, range: PageRange) -> Looked<'a> {
+    let until = |end| {
+        let before = rest.samples().iter().take_while(|s| s.addr < end);
+        before.count()
+    };
     let (first, last) = (until(range.start()), until(range.end()));
     let (before, after) = rest.split_at(last);
     *rest = after;
-    &before[first..]
+    before.split_at(first).1
 }
 
 /// New regions over `start..end`, aligned to `initial` bytes.

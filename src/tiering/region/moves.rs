@@ -147,12 +147,12 @@ mod tests {
             let (mut map, samples) = cold();
             flap(&mut map, 1);
             for epoch in 2..10 {
-                map.adapt(&samples, 3, thresholds);
+                map.adapt_to(&samples, 3, thresholds);
                 assert_eq!(map.regions()[0].flips(), 1, "{epoch}");
                 assert_eq!(map.regions().len(), 2, "{epoch}");
             }
             for _ in 10..30 {
-                map.adapt(&samples, 3, thresholds);
+                map.adapt_to(&samples, 3, thresholds);
             }
             assert_eq!(map.regions().len(), 1);
         }
@@ -167,10 +167,10 @@ mod tests {
         let mut map = RegionMap::default();
         map.sync(&[range(0, 64 * MIB)], Bytes(1 << 30));
         let small: Vec<_> = (0..8).map(|at| sample(at * 8 * MIB, 0)).collect();
-        map.adapt(&small, 3, thresholds);
+        map.adapt_to(&small, 3, thresholds);
         let mut mixed = small.clone();
         mixed[3] = sample(24 * MIB, 9);
-        map.adapt(&mixed, 3, thresholds);
+        map.adapt_to(&mixed, 3, thresholds);
         let [region] = map.regions() else {
             panic!("{:?}", map.regions());
         };
@@ -178,7 +178,7 @@ mod tests {
         let huge: Vec<_> = (0..8).map(|at| sample(at * 8 * MIB, 9)).collect();
         let mut map = RegionMap::default();
         map.sync(&[range(0, 64 * MIB)], Bytes(1 << 30));
-        map.adapt(&huge, 3, thresholds);
+        map.adapt_to(&huge, 3, thresholds);
         assert!((map.regions()[0].per_page(512.0) - 1.0).abs() < 1e-3);
     }
 }

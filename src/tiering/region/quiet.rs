@@ -4,7 +4,7 @@
 //! long as the part that was accessed last.
 
 use super::{Region, RegionMap};
-use crate::tiering::observation::{Sample, Tally};
+use crate::tiering::observation::Looked;
 use crate::units::{Nanos, PageRange};
 
 impl Region {
@@ -19,8 +19,8 @@ impl Region {
         clippy::cast_possible_truncation,
         reason = "24 bits of seconds: 194 days"
     )]
-    pub(super) fn record_quiet(&mut self, samples: &[(Sample, Tally)], elapsed: Nanos) {
-        if samples.iter().any(|(_, tally)| tally.accessed > 0) {
+    pub(super) fn record_quiet(&mut self, samples: Looked<'_>, elapsed: Nanos) {
+        if samples.tallies().iter().any(|tally| tally.accessed > 0) {
             self.quiet = 0.0;
         } else {
             self.quiet += elapsed.as_secs_f64() as f32;
@@ -51,7 +51,7 @@ impl RegionMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiering::observation::TargetId;
+    use crate::tiering::observation::{Sample, Tally, TargetId};
     use crate::tiering::region::Asked;
     use crate::units::{Bytes, NodeId, Pid, VirtAddr};
 
@@ -90,13 +90,9 @@ mod tests {
     fn an_access_ends_it_and_what_cannot_be_told_changes_nothing() {
         let mut map = RegionMap::default();
         map.sync(&[range(0, 8)], Bytes::from_mib(2));
-        map.record(
-            &[sample(0, 0, 3), sample(2, 0, 3), sample(4, 0, 1)],
-            EPOCH,
-            |_| (),
-        );
+        map.record_of(&[sample(0, 0, 3), sample(2, 0, 3), sample(4, 0, 1)], EPOCH);
         assert_eq!(quiet(&map), [10, 10, 10, 0]);
-        map.record(
+        map.record_of(
             &[
                 sample(0, 0, 3),
                 sample(1, 1, 3),
@@ -104,7 +100,6 @@ mod tests {
                 sample(4, 0, 3),
             ],
             EPOCH,
-            |_| (),
         );
         assert_eq!(quiet(&map), [0, 10, 20, 0]);
     }
@@ -116,7 +111,7 @@ mod tests {
         for start in [0, 2] {
             map.record_count(range(start, start + 2), &[(NodeId(3), 512)]);
         }
-        map.record(&[sample(0, 0, 3), sample(2, 0, 3)], EPOCH, |_| ());
+        map.record_of(&[sample(0, 0, 3), sample(2, 0, 3)], EPOCH);
         map.record_paged_out(range(0, 2), true);
         map.record_paged_out(range(2, 4), false);
         assert_eq!(quiet(&map), [0, 10]);

@@ -63,9 +63,9 @@ fn what_is_written_is_told_from_what_is_only_read() {
         ..Asked::default()
     };
     assert_eq!(map.regions()[0].written(), None);
-    map.record(&tell(true), asked, |_| ());
+    map.record_of(&tell(true), asked);
     assert_eq!(map.regions()[0].written(), Some(0.5));
-    map.record(&tell(false), asked, |_| ());
+    map.record_of(&tell(false), asked);
     assert_eq!(map.regions()[0].written(), Some(0.25));
     assert_eq!(map.regions()[1].written(), None);
 }
@@ -83,7 +83,7 @@ fn regions_begin_as_aligned_2_mib() {
 fn what_is_still_mapped_is_remembered() {
     let mut map = map(&[range(0, 4 * MIB)]);
     let hot = [sample(0, 3), sample(3 * MIB, 0)];
-    map.adapt(&hot, 3, THRESHOLDS);
+    map.adapt_to(&hot, 3, THRESHOLDS);
     map.record_count(range(0, 2 * MIB), &[(SLOW, 512)]);
     map.sync(
         &[range(MIB, 4 * MIB), range(8 * MIB, 9 * MIB)],
@@ -114,7 +114,7 @@ fn contradicting_samples_split_down_to_their_edge() {
     let samples: Vec<_> = (0..16)
         .map(|i| sample(i * 128 * 1024, if i < 2 { 3 } else { 0 }))
         .collect();
-    let adapted = map.adapt(&samples, 3, THRESHOLDS);
+    let adapted = map.adapt_to(&samples, 3, THRESHOLDS);
     // 2 MiB -> 1 + 1 -> 512 + 512 -> 256 + 256: three splits.
     assert_eq!(adapted.splits, 3);
     let quarter = 256 * 1024;
@@ -135,7 +135,7 @@ fn contradicting_samples_split_down_to_their_edge() {
 fn a_contrast_of_two_thirds_does_not_split() {
     // tau2 = 2 at three scans: only 0 against 3 splits.
     let mut map = map(&[range(0, 2 * MIB)]);
-    let adapted = map.adapt(&[sample(0, 2), sample(MIB, 0)], 3, THRESHOLDS);
+    let adapted = map.adapt_to(&[sample(0, 2), sample(MIB, 0)], 3, THRESHOLDS);
     assert_eq!(adapted, Adapted::default());
 }
 
@@ -146,7 +146,7 @@ fn folios_are_never_split() {
     for (_, tally) in &mut samples {
         tally.order = 9;
     }
-    map.adapt(&samples, 3, THRESHOLDS);
+    map.adapt_to(&samples, 3, THRESHOLDS);
     assert_eq!(ranges(&map), [(0, 2 * MIB)]);
 }
 
@@ -157,7 +157,7 @@ fn neighbours_alike_merge_once_per_epoch_with_half_the_quota() {
         region.quota = 4;
     }
     let samples: Vec<_> = (0..4).map(|i| sample(i * 2 * MIB, 0)).collect();
-    let adapted = map.adapt(&samples, 3, THRESHOLDS);
+    let adapted = map.adapt_to(&samples, 3, THRESHOLDS);
     assert_eq!(adapted.merges, 2);
     assert_eq!(ranges(&map), [(0, 4 * MIB), (4 * MIB, 8 * MIB)]);
     assert_eq!(map.regions()[0].quota(), 4);
@@ -166,10 +166,10 @@ fn neighbours_alike_merge_once_per_epoch_with_half_the_quota() {
 #[test]
 fn what_cannot_be_told_changes_nothing() {
     let mut map = map(&[range(0, 2 * MIB)]);
-    map.adapt(&[sample(0, 3)], 3, THRESHOLDS);
+    map.adapt_to(&[sample(0, 3)], 3, THRESHOLDS);
     let mut blind = sample(0, 0);
     blind.1.known = 0;
-    map.adapt(&[blind], 3, THRESHOLDS);
+    map.adapt_to(&[blind], 3, THRESHOLDS);
     assert!((map.regions()[0].hotness() - 3.0).abs() < 1e-6);
     // One scan of three could tell, and saw it: as good as three of three.
     let partly = Tally {
@@ -177,7 +177,7 @@ fn what_cannot_be_told_changes_nothing() {
         known: 1,
         ..Tally::default()
     };
-    map.adapt(&[(blind.0, partly)], 3, THRESHOLDS);
+    map.adapt_to(&[(blind.0, partly)], 3, THRESHOLDS);
     assert!((map.regions()[0].latest() - 3.0).abs() < 1e-6);
 }
 
@@ -187,7 +187,7 @@ fn hotness_is_assured_by_samples() {
     let mut seen = Vec::new();
     for epoch in 0..8 {
         // A sample in each epoch weighs like two with those before it.
-        map.adapt(&[sample(epoch << 12, 3)], 3, THRESHOLDS);
+        map.adapt_to(&[sample(epoch << 12, 3)], 3, THRESHOLDS);
         seen.push(map.regions()[0].assured(1.0));
     }
     assert!((seen[0] - 1.5).abs() < 1e-6, "{seen:?}");
@@ -199,7 +199,7 @@ fn hotness_is_assured_by_samples() {
         rule: SplitRule::Edges,
         ..THRESHOLDS
     };
-    map.adapt(&[sample(0, 3), sample(MIB, 0)], 3, edges);
+    map.adapt_to(&[sample(0, 3), sample(MIB, 0)], 3, edges);
     let hot = map.regions()[0].assured(1.0);
     assert_eq!(map.regions().len(), 2, "{:?}", map.regions());
     assert!(hot > 2.2, "{hot} {:?}", map.regions());
@@ -210,7 +210,7 @@ fn hotness_is_the_moving_average() {
     // Eq. 8.2 with alpha = 0.5: 3; then 0.5*0 + 0.5*3; then 0.5*0 + 0.5*1.5.
     let mut map = map(&[range(0, 2 * MIB)]);
     for (count, want) in [(3, 3.0), (0, 1.5), (0, 0.75)] {
-        map.adapt(&[sample(0, count)], 3, THRESHOLDS);
+        map.adapt_to(&[sample(0, count)], 3, THRESHOLDS);
         assert!((map.regions()[0].hotness() - want).abs() < 1e-6);
     }
 }
@@ -218,8 +218,8 @@ fn hotness_is_the_moving_average() {
 #[test]
 fn a_child_continues_the_average_with_its_own_count() {
     let mut map = map(&[range(0, 2 * MIB)]);
-    map.adapt(&[sample(0, 0)], 3, THRESHOLDS);
-    map.adapt(&[sample(0, 3), sample(MIB, 0)], 3, THRESHOLDS);
+    map.adapt_to(&[sample(0, 0)], 3, THRESHOLDS);
+    map.adapt_to(&[sample(0, 3), sample(MIB, 0)], 3, THRESHOLDS);
     let hotness: Vec<f32> = map.regions().iter().map(Region::hotness).collect();
     assert_eq!(hotness, [1.5, 0.0]);
 }
@@ -248,7 +248,7 @@ fn moves_and_counts_change_residency() {
 fn what_a_region_usually_is_follows_slowly() {
     let mut map = map(&[range(0, 2 * MIB)]);
     let mut see = |count: u8| {
-        map.adapt(&[sample(MIB, count)], 3, Thresholds::FOR_TESTS);
+        map.adapt_to(&[sample(MIB, count)], 3, Thresholds::FOR_TESTS);
         map.regions()[0].usual()
     };
     let hot = (0..50).map(|_| see(3)).last().unwrap();
@@ -325,7 +325,7 @@ fn what_is_surely_warmer_stays_apart() {
     let merged = |surely| {
         let mut map = map(&[range(0, 4 * MIB)]);
         for warm in [[1, 2, 2, 1], [2, 1, 1, 2], [1, 1, 1, 0], [0, 1, 1, 1]] {
-            map.adapt(&told(warm), 3, thresholds(surely));
+            map.adapt_to(&told(warm), 3, thresholds(surely));
         }
         map.regions().len() == 1
     };
@@ -341,7 +341,7 @@ fn an_edge_is_found_by_bisection_over_epochs() {
     let edge = 5 * MIB + 200 * 1024;
     let mut map = map(&[range(0, 8 * MIB)]);
     let told = |addr: u64| sample(addr, if addr < edge { 0 } else { 3 });
-    map.adapt(&[told(MIB), told(7 * MIB)], 3, EDGES);
+    map.adapt_to(&[told(MIB), told(7 * MIB)], 3, EDGES);
     for _ in 0..12 {
         let mut samples = Vec::new();
         for region in map.regions() {
@@ -353,7 +353,7 @@ fn an_edge_is_found_by_bisection_over_epochs() {
         samples.sort_unstable();
         samples.dedup();
         let samples: Vec<_> = samples.iter().map(|page| told(page * PAGE_BYTES)).collect();
-        map.adapt(&samples, 3, EDGES);
+        map.adapt_to(&samples, 3, EDGES);
     }
     let [cold, hot] = map.regions() else {
         panic!("{:?}", ranges(&map));
@@ -377,11 +377,11 @@ fn what_a_mixed_region_was_on_average_does_not_hide_its_folios() {
     map.sync(&[range(0, 22 * MIB)], Bytes(32 * MIB));
     // Alike at first; then some are hot and the others cold, in every epoch.
     let first: Vec<_> = (0..11).map(|i| told(0, i, 1)).collect();
-    map.adapt(&first, 3, EDGES);
+    map.adapt_to(&first, 3, EDGES);
     for turn in 1..5 {
         let count = |i| if HOT.contains(&i) { 3 } else { 0 };
         let epoch: Vec<_> = (0..11).map(|i| told(turn, i, count(i))).collect();
-        map.adapt(&epoch, 3, EDGES);
+        map.adapt_to(&epoch, 3, EDGES);
     }
     let hot = map.regions().iter().filter(|r| r.latest > 2.9);
     let hot: Vec<u64> = hot.map(|r| r.range().start().0 / (2 * MIB)).collect();
@@ -405,23 +405,23 @@ fn among_strays_a_contradiction_is_believed_when_it_is_seen_again() {
         let mut map = RegionMap::default();
         map.sync(&[range(0, 16 * MIB)], Bytes(16 * MIB));
         for turn in 0..3 {
-            map.adapt(&epoch(turn, 0), 3, EDGES);
+            map.adapt_to(&epoch(turn, 0), 3, EDGES);
             assert_eq!(map.regions().len(), 1);
         }
-        map.adapt(&epoch(3, 3), 3, EDGES);
+        map.adapt_to(&epoch(3, 3), 3, EDGES);
         assert_eq!(map.regions().len(), 1, "chance brings that");
         let page = (8 * MIB + 4 * PAGE_BYTES) / PAGE_BYTES;
         assert_eq!(map.regions()[0].doubted(), Some(page));
         map
     };
     let mut again = once();
-    again.adapt(&epoch(4, 3), 3, EDGES);
+    again.adapt_to(&epoch(4, 3), 3, EDGES);
     assert_eq!(
         ranges(&again),
         [(0, 8 * MIB), (8 * MIB, 10 * MIB), (10 * MIB, 16 * MIB)]
     );
     let mut not_again = once();
-    not_again.adapt(&epoch(4, 0), 3, EDGES);
+    not_again.adapt_to(&epoch(4, 0), 3, EDGES);
     assert_eq!(not_again.regions().len(), 1);
     assert_eq!(not_again.regions()[0].doubted(), None);
 }
@@ -431,10 +431,10 @@ fn a_lone_contradiction_is_believed_as_far_as_it_reaches() {
     let mut map = map(&[range(0, 64 * MIB)]);
     let cold: Vec<_> = (0..64).map(|i| sample(i * MIB, 0)).collect();
     for _ in 0..8 {
-        map.adapt(&cold, 3, EDGES);
+        map.adapt_to(&cold, 3, EDGES);
     }
     assert_eq!(map.regions().len(), 1);
-    map.adapt(&[sample(32 * MIB, 3)], 3, EDGES);
+    map.adapt_to(&[sample(32 * MIB, 3)], 3, EDGES);
     assert_eq!(
         ranges(&map),
         [(0, 31 * MIB), (31 * MIB, 33 * MIB), (33 * MIB, 64 * MIB)]
@@ -446,8 +446,8 @@ fn a_lone_contradiction_is_believed_as_far_as_it_reaches() {
 #[test]
 fn what_all_samples_contradict_is_forgotten() {
     let mut map = map(&[range(0, 2 * MIB)]);
-    map.adapt(&[sample(0, 0), sample(MIB, 0)], 3, EDGES);
-    map.adapt(&[sample(4096, 3), sample(MIB + 4096, 3)], 3, EDGES);
+    map.adapt_to(&[sample(0, 0), sample(MIB, 0)], 3, EDGES);
+    map.adapt_to(&[sample(4096, 3), sample(MIB + 4096, 3)], 3, EDGES);
     assert_eq!(ranges(&map), [(0, 2 * MIB)]);
     assert!((map.regions()[0].latest() - 3.0).abs() < 1e-6);
 }
@@ -484,7 +484,7 @@ proptest! {
             let present: u64 = map.regions().iter().map(|r| r.pages().total()).sum();
             let mut samples: Vec<_> = counts.iter().map(|&(page, n)| sample(page * PAGE_BYTES, n)).collect();
             samples.sort_by_key(|(s, _)| s.addr);
-            map.adapt(&samples, 3, thresholds);
+            map.adapt_to(&samples, 3, thresholds);
 
             prop_assert!(map.regions().windows(2).all(|w| w[0].range().end() <= w[1].range().start()));
             prop_assert_eq!(
@@ -513,7 +513,7 @@ fn an_edge_lies_at_any_page_but_within_no_folio_and_what_is_small_stays_whole() 
     let edges = |samples: &[(Sample, Tally)], bytes, minimum| {
         let mut map = map(&[range(0, bytes)]);
         let thresholds = Thresholds { minimum, ..EDGES };
-        map.adapt(samples, 3, thresholds);
+        map.adapt_to(samples, 3, thresholds);
         let ends = ranges(&map).into_iter().map(|(_, end)| end / PAGE_BYTES);
         ends.collect::<Vec<_>>()
     };
@@ -538,7 +538,7 @@ fn one_look_that_found_what_was_idle_accessed_is_in_doubt_and_changes_nothing() 
     };
     let cold = || {
         let mut map = map(&[range(0, 2 * MIB)]);
-        map.adapt(&[sample(0, 0), sample(MIB, 0)], 3, thresholds);
+        map.adapt_to(&[sample(0, 0), sample(MIB, 0)], 3, thresholds);
         map
     };
     let lone = |known| {
@@ -547,12 +547,12 @@ fn one_look_that_found_what_was_idle_accessed_is_in_doubt_and_changes_nothing() 
         told
     };
     let mut one = cold();
-    one.adapt(&[lone(1)], 3, thresholds);
+    one.adapt_to(&[lone(1)], 3, thresholds);
     assert!(one.regions()[0].latest() <= 0.0, "{:?}", one.regions());
     assert_eq!(one.regions()[0].doubted(), Some(MIB / PAGE_BYTES));
     // Two looks are believed.
     let mut two = cold();
-    two.adapt(&[lone(2)], 3, thresholds);
+    two.adapt_to(&[lone(2)], 3, thresholds);
     let hottest = two.regions().iter().map(Region::latest).fold(0.0, f32::max);
     assert!(hottest > 2.0, "{:?}", two.regions());
 }
@@ -570,11 +570,11 @@ fn what_comes_back_comes_back_within_its_old_edges() {
             .map(|at| sample(at * MIB, if hot.contains(&at) { 3 } else { 0 }))
             .collect()
     };
-    map.adapt(&every_mib(16..24), 3, thresholds);
+    map.adapt_to(&every_mib(16..24), 3, thresholds);
     let edges = ranges(&map);
     assert_eq!(edges.len(), 3, "{edges:?}");
     for _ in 0..8 {
-        map.adapt(&every_mib(0..0), 3, thresholds);
+        map.adapt_to(&every_mib(0..0), 3, thresholds);
     }
     assert_eq!(ranges(&map), [(0, 64 * MIB)]);
     // One sample is believed for a MiB around it where nothing was ever known of an edge,
@@ -583,7 +583,7 @@ fn what_comes_back_comes_back_within_its_old_edges() {
         let mut map = map.clone();
         let mut samples = [4, at, 60].map(|at| sample(at * MIB, 0));
         samples[1].1.accessed = 3;
-        map.adapt(&samples, 3, thresholds);
+        map.adapt_to(&samples, 3, thresholds);
         ranges(&map)
     };
     assert_eq!(lone(&map, 20), edges);
@@ -593,6 +593,6 @@ fn what_comes_back_comes_back_within_its_old_edges() {
     map.sync(&[range(0, 22 * MIB)], Bytes(64 * MIB));
     let mut samples = [4, 20].map(|at| sample(at * MIB, 0));
     samples[1].1.accessed = 3;
-    map.adapt(&samples, 3, thresholds);
+    map.adapt_to(&samples, 3, thresholds);
     assert_eq!(ranges(&map)[1].0, 19 * MIB, "{:?}", ranges(&map));
 }

@@ -1,7 +1,9 @@
 //! What an epoch's samples tell of regions beside how hot they are.
 
 use super::{Region, RegionMap, take_in};
-use crate::tiering::observation::{Sample, Tally};
+#[cfg(test)]
+use crate::tiering::observation::{AccessSet, Sample};
+use crate::tiering::observation::{Looked, Tally};
 use crate::units::Nanos;
 
 /// What to learn from an epoch's samples beside how hot regions are, and who shares them.
@@ -16,16 +18,11 @@ pub struct Asked {
 impl RegionMap {
     /// What `samples` of this target, sorted, tell beside how hot it is; shows `each` of
     /// the regions. In one pass: a million of them do not fit into a cache.
-    pub fn record(
-        &mut self,
-        samples: &[(Sample, Tally)],
-        asked: Asked,
-        mut each: impl FnMut(&Region),
-    ) {
+    pub fn record(&mut self, samples: Looked<'_>, asked: Asked, mut each: impl FnMut(&Region)) {
         let mut rest = samples;
         for region in &mut self.regions {
             let mine = take_in(&mut rest, region.range);
-            if mine.iter().any(|(_, tally)| tally.known > 0) {
+            if mine.tallies().iter().any(|tally| tally.known > 0) {
                 region.record_shared(mine);
                 if let Some(elapsed) = asked.quiet {
                     region.record_quiet(mine, elapsed);
@@ -39,9 +36,17 @@ impl RegionMap {
     }
 }
 
+#[cfg(test)]
+impl RegionMap {
+    /// For tests: these pairs are what was seen.
+    pub(crate) fn record_of(&mut self, seen: &[(Sample, Tally)], asked: Asked) {
+        self.record(AccessSet::of(seen).looked(), asked, |_| ());
+    }
+}
+
 impl Region {
     /// All of these samples, of which some could tell, say whether they were written.
-    fn record_writes(&mut self, samples: &[(Sample, Tally)]) {
+    fn record_writes(&mut self, samples: Looked<'_>) {
         let share = share_of(samples, |tally| tally.written);
         self.written = match self.written() {
             Some(before) => f32::midpoint(before, share),
@@ -51,9 +56,9 @@ impl Region {
 }
 
 /// The share of samples for which something is true, of those that could tell.
-pub(super) fn share_of(samples: &[(Sample, Tally)], is: impl Fn(&Tally) -> bool) -> f32 {
+pub(super) fn share_of(samples: Looked<'_>, is: impl Fn(&Tally) -> bool) -> f32 {
     let (mut all, mut such) = (0_u32, 0_u32);
-    for (_, tally) in samples.iter().filter(|(_, tally)| tally.known > 0) {
+    for tally in samples.tallies().iter().filter(|tally| tally.known > 0) {
         all += 1;
         such += u32::from(is(tally));
     }

@@ -76,7 +76,7 @@ fn by_halves_a_page_that_was_seen_accessed_is_looked_at_again() {
         addr: VirtAddr(page * PAGE_BYTES),
     };
     let next = |map: &mut RegionMap, seen: &[(Sample, Tally)]| {
-        map.adapt(seen, 3, Thresholds::FOR_TESTS);
+        map.adapt_to(seen, 3, Thresholds::FOR_TESTS);
         deal(map, 4, 0);
         let mut out = Vec::new();
         drawn(map, &mut Rng::new(1), &mut out);
@@ -98,7 +98,7 @@ fn edges_are_looked_for_from_both_sides() {
         addr: VirtAddr(page * PAGE_BYTES),
     };
     let seen = [(page(1000), tally(true)), (page(2000), tally(false))];
-    map.adapt(&seen, 3, THRESHOLDS);
+    map.adapt_to(&seen, 3, THRESHOLDS);
     assert_eq!(map.regions().len(), 2, "{:?}", map.regions());
     deal_to_edges(&mut map, (12, 0), 0, THRESHOLDS);
     assert_eq!(total(&map), 12);
@@ -177,7 +177,7 @@ fn what_is_drawn_comes_behind_what_others_drew() {
             })
             .map(|sample| (sample, tally(accessed)))
             .collect();
-        map.adapt(&whole, 3, Thresholds::FOR_TESTS);
+        map.adapt_to(&whole, 3, Thresholds::FOR_TESTS);
         // As many as there are pages: the one in doubt is drawn once more.
         map.regions_mut()[0].quota = 40;
         if accessed {
@@ -211,7 +211,7 @@ fn cut_in_two() -> RegionMap {
         addr: VirtAddr(index * PAGE_BYTES),
     };
     let seen = [(page(6000), tally(true)), (page(14_000), tally(false))];
-    map.adapt(&seen, 3, THRESHOLDS);
+    map.adapt_to(&seen, 3, THRESHOLDS);
     assert_eq!(map.regions().len(), 2);
     map
 }
@@ -292,7 +292,7 @@ proptest! {
                 .map(|s| (*s, tally(s.addr.page_index() / 300 % 2 == 0)))
                 .map(|(s, tally)| (s, Tally { order, ..tally }))
                 .collect();
-            map.adapt(&counted, 3, thresholds);
+            map.adapt_to(&counted, 3, thresholds);
             for s in &out {
                 prop_assert!(map.regions().iter().any(|r| r.range().contains(s.addr)));
             }

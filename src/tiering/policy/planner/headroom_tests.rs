@@ -217,7 +217,7 @@ impl World {
             (sample, tally)
         });
         let seen: Vec<_> = seen.collect();
-        self.map.adapt(&seen, 3, Thresholds::FOR_TESTS);
+        self.map.adapt_to(&seen, 3, Thresholds::FOR_TESTS);
     }
 
     fn mib_on(&self, node: u32) -> i64 {
