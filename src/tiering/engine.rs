@@ -40,6 +40,7 @@ mod paging;
 mod reporting;
 mod survey;
 mod tracked;
+use accesses::{Lens, Time, Tracing};
 use reporting::Ratios;
 use survey::Survey;
 use tracked::{Totals, Tracked};
@@ -74,8 +75,6 @@ const SAMPLES_MOST: u64 = 1 << 22;
 #[derive(Clone, Copy, Debug, Default)]
 struct Told {
     cpu: Nanos,
-    /// CPU time that was used for its memory, and in how long.
-    time: accesses::Time,
     /// CPUs that were used for its memory.
     load: f64,
     /// Whether it has memory that may be moved.
@@ -212,11 +211,13 @@ impl Engine {
         self.at = Some(seen.at);
 
         let initial = self.initial_region(&seen.targets);
-        let mut told: Vec<Told> = seen
+        let followed: Vec<_> = seen
             .targets
             .iter()
             .map(|target| self.follow(target, seen, elapsed, initial))
             .collect();
+        let (mut told, surveyed): (Vec<Told>, Vec<_>) = followed.into_iter().unzip();
+        let (accesses, surveys): (Vec<Shares>, Vec<Survey>) = surveyed.into_iter().unzip();
         let allotted = self.allot(seen, &told);
         self.afforded = allotted.samples * u64::from(self.pages_per_sample());
         self.deal(seen, &mut told);
@@ -251,7 +252,6 @@ impl Engine {
             allotted.samples.max(of_a_scan)
         };
         let forget = self.forget_next(seen, &told, allotted.interval);
-        let (accesses, surveys) = self.look_over(seen, &told);
         let ratios = Ratios {
             accesses,
             surveys,
@@ -279,14 +279,15 @@ impl Engine {
         }
     }
 
-    /// Brings one target's regions up to date.
+    /// Brings one target's regions up to date; also which share of its accesses each tier
+    /// serves, and what its regions come to.
     fn follow(
         &mut self,
         target: &TargetMap,
         seen: &Observation,
         elapsed: Nanos,
         initial: Bytes,
-    ) -> Told {
+    ) -> (Told, (Shares, Survey)) {
         let raised = self.targets.get(&target.id).map_or(0.0, |t| t.raised);
         let thresholds = self.thresholds(raised);
         let profiling = &self.settings.profiling;
@@ -320,7 +321,19 @@ impl Engine {
             quiet: self.settings.page_out.is_some().then_some(passed),
             writes: forgotten.is_some(),
         };
-        tracked.record(mine, asked, profiling.writes);
+        let mut tracing = Tracing::new(Lens {
+            tiers: &self.tiers,
+            estimates: &self.estimates,
+            rates: &self.rates,
+            ema: thresholds.ema,
+            scans: profiling.scans,
+            epoch: self.epoch,
+        });
+        tracked.record(mine, asked, profiling.writes, |region, mine| {
+            tracing.add(region, mine);
+        });
+        let time = Time { cpu: busy, elapsed };
+        let surveyed = tracing.finish(&tracked.view_share, time, &mut tracked.saturation);
         let totals = Totals::of(mine);
         let again = Again {
             accessed: totals.looks,
@@ -330,7 +343,6 @@ impl Engine {
 
         let told = Told {
             cpu,
-            time: accesses::Time { cpu: busy, elapsed },
             load: busy.0 as f64 / elapsed.0.max(1) as f64,
             is_watchable: !tracked.map.regions().is_empty(),
             samples: mine.len() as u64,
@@ -345,7 +357,7 @@ impl Engine {
         } else if told.load >= BUSY && told.samples - told.unknown >= ENOUGH_SAMPLES {
             tracked.silent = tracked.silent.saturating_add(1);
         }
-        told
+        (told, surveyed)
     }
 
     /// What new mappings are cut into. HM-Keeper begins with 2 MiB, of which a
@@ -520,28 +532,6 @@ impl Engine {
             tracked.sweep(target.id, target.pid, hot, share.max(1), &mut sweeps);
         }
         (drawn, sweeps)
-    }
-
-    /// Which share of each target's accesses each tier serves, and what its regions come to.
-    fn look_over(&mut self, seen: &Observation, told: &[Told]) -> (Vec<Shares>, Vec<Survey>) {
-        let mut all = Vec::with_capacity(told.len());
-        for (target, told) in seen.targets.iter().zip(told) {
-            let saturation = self.targets.get_mut(&target.id).map(|t| &mut t.saturation);
-            let mut saturation = saturation.map(std::mem::take).unwrap_or_default();
-            let samples = seen.accesses.looked_at(target.id);
-            let tracked = &self.targets[&target.id];
-            all.push(accesses::shares(
-                self,
-                tracked,
-                samples,
-                told.time,
-                &mut saturation,
-            ));
-            if let Some(tracked) = self.targets.get_mut(&target.id) {
-                tracked.saturation = saturation;
-            }
-        }
-        all.into_iter().unzip()
     }
 }
 

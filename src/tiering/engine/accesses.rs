@@ -12,13 +12,13 @@
 //!
 //! [`Estimates`]: crate::tiering::estimates::Estimates
 
-use super::Engine;
 use super::survey::Survey;
-use super::tracked::Tracked;
 use crate::tiering::bounds::{self, Limit, Mean, Reading, Saturation, Shares, Strata};
+use crate::tiering::estimates::Estimates;
 use crate::tiering::observation::{Looked, Tally};
-use crate::tiering::region::{Region, take_in};
-use crate::tiering::tier::LOCAL_LATENCY;
+use crate::tiering::region::Region;
+use crate::tiering::tier::{LOCAL_LATENCY, TierTable};
+use crate::tiering::windows::Rates;
 use crate::units::{Bandwidth, Nanos, NodeId};
 
 /// What the samples of one region say: all of them, and node by node.
@@ -35,106 +35,126 @@ pub(super) struct Time {
     pub(super) elapsed: Nanos,
 }
 
-/// The shares with their bounds. `samples` are the target's, sorted; of `saturation` see
-/// there. In the same pass what regions come to is added up: a million of them do not fit
-/// into a cache.
-pub(super) fn shares(
-    engine: &Engine,
-    tracked: &Tracked,
-    samples: Looked<'_>,
-    time: Time,
-    saturation: &mut Saturation,
-) -> (Shares, Survey) {
-    let tiers = engine.tiers.tiers().len();
-    let scans = engine.settings.profiling.scans;
-    let mut strata = Strata::new(tiers);
-    let mut rest = samples;
-    let mut gathered = Gathered::default();
-    let mut survey = Survey::new(scans, engine.epoch);
-    for region in tracked.map.regions() {
-        survey.add(region);
-        let range = region.range();
-        let mine = take_in(&mut rest, range);
-        let class = bounds::class_of(before(engine, region), scans);
-        gather(engine, mine, class, &mut gathered, &mut strata);
-        if gathered.all.is_empty() {
-            gathered.all.add(&known(engine, region));
+/// What counts stand for, and where memory is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lens<'a> {
+    pub(super) tiers: &'a TierTable,
+    pub(super) estimates: &'a Estimates,
+    pub(super) rates: &'a Rates,
+    /// Weight of the newest count in a region's average.
+    pub(super) ema: f32,
+    pub(super) scans: u8,
+    pub(super) epoch: u64,
+}
+
+/// Accesses of one target, added up region by region, with what its regions come to: in the
+/// pass that learns from its samples, since a million regions do not fit into a cache.
+pub(super) struct Tracing<'a> {
+    lens: Lens<'a>,
+    strata: Strata,
+    gathered: Gathered,
+    survey: Survey,
+}
+
+impl<'a> Tracing<'a> {
+    /// Of no region yet.
+    pub(super) fn new(lens: Lens<'a>) -> Self {
+        Self {
+            lens,
+            strata: Strata::new(lens.tiers.tiers().len()),
+            gathered: Gathered::default(),
+            survey: Survey::new(lens.scans, lens.epoch),
+        }
+    }
+
+    /// Adds a region with what its samples saw.
+    pub(super) fn add(&mut self, region: &Region, samples: Looked<'_>) {
+        self.survey.add(region);
+        let class = bounds::class_of(self.before(region), self.lens.scans);
+        self.gather(samples, class);
+        if self.gathered.all.is_empty() {
+            let known = self.known(region);
+            self.gathered.all.add(&known);
         }
         for (node, pages) in region.pages().iter() {
-            let Some(tier) = engine.tiers.tier_of(node) else {
+            let Some(tier) = self.lens.tiers.tier_of(node) else {
                 continue;
             };
-            let there = gathered.on.iter().find(|(n, _)| *n == node);
-            let mean = there.map_or(&gathered.all, |(_, mean)| mean);
-            strata.memory(class, tier.index(), pages, mean);
+            let there = self.gathered.on.iter().find(|(n, _)| *n == node);
+            let mean = there.map_or(&self.gathered.all, |(_, mean)| mean);
+            self.strata.memory(class, tier.index(), pages, mean);
         }
     }
-    saturation.learn(&strata);
-    let limits = limits(engine, tracked, time);
-    (bounds::shares(&strata, saturation, &limits), survey)
-}
 
-/// Adds up what samples tell of a page of 4 KiB.
-fn gather(
-    engine: &Engine,
-    samples: Looked<'_>,
-    class: usize,
-    gathered: &mut Gathered,
-    strata: &mut Strata,
-) {
-    gathered.on.clear();
-    gathered.all = Mean::default();
-    // One that was looked at in short windows only is right on average, too, but says little
-    // beside one that was looked at in all.
-    let whole = engine.settings.profiling.scans;
-    let is_told = samples.tallies().iter().any(|tally| tally.known >= whole);
-    let telling = |tally: &Tally| tally.known >= whole || !is_told;
-    for tally in samples.tallies().iter().filter(|tally| telling(tally)) {
-        let (accessed, known) = (tally.accessed, tally.known);
-        let Some(reading) = engine.estimates.reading(accessed, known, tally.order) else {
-            continue;
-        };
-        gathered.all.add(&reading);
-        let Some(node) = tally.node else { continue };
-        if let Some(tier) = engine.tiers.tier_of(node) {
-            strata.sample(class, tier.index(), &reading);
+    /// The shares with their bounds, of a target that runs on these nodes; of `saturation` see
+    /// there.
+    pub(super) fn finish(
+        self,
+        runs_on: &[(NodeId, f64)],
+        time: Time,
+        saturation: &mut Saturation,
+    ) -> (Shares, Survey) {
+        saturation.learn(&self.strata);
+        let limits = limits(self.lens.tiers, runs_on, time);
+        let shares = bounds::shares(&self.strata, saturation, &limits);
+        (shares, self.survey)
+    }
+
+    /// Adds up what samples tell of a page of 4 KiB.
+    fn gather(&mut self, samples: Looked<'_>, class: usize) {
+        let gathered = &mut self.gathered;
+        gathered.on.clear();
+        gathered.all = Mean::default();
+        // One that was looked at in short windows only is right on average, too, but says little
+        // beside one that was looked at in all.
+        let whole = self.lens.scans;
+        let is_told = samples.tallies().iter().any(|tally| tally.known >= whole);
+        let telling = |tally: &Tally| tally.known >= whole || !is_told;
+        for tally in samples.tallies().iter().filter(|tally| telling(tally)) {
+            let (accessed, known) = (tally.accessed, tally.known);
+            let reading = self.lens.estimates.reading(accessed, known, tally.order);
+            let Some(reading) = reading else { continue };
+            gathered.all.add(&reading);
+            let Some(node) = tally.node else { continue };
+            if let Some(tier) = self.lens.tiers.tier_of(node) {
+                self.strata.sample(class, tier.index(), &reading);
+            }
+            if let Some((_, mean)) = gathered.on.iter_mut().find(|(n, _)| *n == node) {
+                mean.add(&reading);
+            } else {
+                let mut mean = Mean::default();
+                mean.add(&reading);
+                gathered.on.push((node, mean));
+            }
         }
-        if let Some((_, mean)) = gathered.on.iter_mut().find(|(n, _)| *n == node) {
-            mean.add(&reading);
+    }
+
+    /// The mean count that a region had before this epoch's was folded in; where an average
+    /// does not reach back that far, in the epoch before.
+    fn before(&self, region: &Region) -> f64 {
+        let ema = f64::from(self.lens.ema);
+        let (now, latest) = (f64::from(region.hotness()), f64::from(region.latest()));
+        if !region.is_fresh() {
+            now
+        } else if ema < 1.0 {
+            (now - ema * latest) / (1.0 - ema)
         } else {
-            let mut mean = Mean::default();
-            mean.add(&reading);
-            gathered.on.push((node, mean));
+            f64::from(region.previous())
         }
     }
-}
 
-/// The mean count that a region had before this epoch's was folded in; where an average
-/// does not reach back that far, in the epoch before.
-fn before(engine: &Engine, region: &Region) -> f64 {
-    let ema = f64::from(engine.policy.ema());
-    let (now, latest) = (f64::from(region.hotness()), f64::from(region.latest()));
-    if !region.is_fresh() {
-        now
-    } else if ema < 1.0 {
-        (now - ema * latest) / (1.0 - ema)
-    } else {
-        f64::from(region.previous())
+    /// What was known of it last, as a sample would say it.
+    fn known(&self, region: &Region) -> Reading {
+        let count = f64::from(region.latest());
+        let rate = region.per_page(self.lens.rates.of(count));
+        self.lens.estimates.remembered(count, rate)
     }
-}
-
-/// What was known of it last, as a sample would say it.
-fn known(engine: &Engine, region: &Region) -> Reading {
-    let count = f64::from(region.latest());
-    let rate = region.per_page(engine.rates.of(count));
-    engine.estimates.remembered(count, rate)
 }
 
 /// What each tier can serve at most.
-fn limits(engine: &Engine, tracked: &Tracked, time: Time) -> Vec<Limit> {
-    let tiers = &engine.tiers;
+fn limits(tiers: &TierTable, runs_on: &[(NodeId, f64)], time: Time) -> Vec<Limit> {
     let runs_on = |node: NodeId| {
-        let mut shares = tracked.view_share.iter();
+        let mut shares = runs_on.iter();
         shares.any(|&(n, share)| n == node && share > 0.0)
     };
     let anywhere = !tiers.paths().iter().any(|path| runs_on(path.from));

@@ -152,10 +152,19 @@ impl Tracked {
 
     /// Learns what samples tell beside how hot regions are, and brings up to date what
     /// follows from the regions; with `measures` also what asking for its writes would cost.
-    pub(super) fn record(&mut self, samples: Looked<'_>, asked: Asked, measures: bool) {
+    /// Shows `each` of the regions with its samples.
+    pub(super) fn record(
+        &mut self,
+        samples: Looked<'_>,
+        asked: Asked,
+        measures: bool,
+        mut each: impl FnMut(&Region, Looked<'_>),
+    ) {
         let mut counted = Counted::default();
-        self.map
-            .record(samples, asked, |region| counted.add(region, measures));
+        self.map.record(samples, asked, |region, mine| {
+            counted.add(region, measures);
+            each(region, mine);
+        });
         (self.uncounted, self.useful) = (counted.uncounted, counted.useful);
         self.has_derived = counted.has_derived;
         if measures {

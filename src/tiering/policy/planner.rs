@@ -184,11 +184,15 @@ impl<'a, 'v> Planner<'a, 'v> {
                     continue;
                 }
                 let worth = self.worth.mean(place);
-                for (from, _) in r.pages().iter() {
+                let mut may_come = |from| {
                     let saved = latency(t, from) - best.latency_ns;
                     if saved > 0.0 {
                         lists.gains.add(worth * saved, Candidate { place, from });
                     }
+                };
+                match self.worth.only_node(place) {
+                    Some(node) => may_come(node),
+                    None => r.pages().iter().for_each(|(node, _)| may_come(node)),
                 }
             }
         }

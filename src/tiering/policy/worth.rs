@@ -13,6 +13,9 @@ use crate::tiering::region::Region;
 use crate::tiering::settings::AdaptiveSettings;
 use crate::units::{NodeId, PAGE_BYTES, VirtAddr};
 
+/// Certainty that what goes for headroom is cold, in those of an exchange: of what one sample
+/// in each epoch looks at, three that saw nothing. What is new is so little known that it stays.
+const DOUBT: f64 = 1.5;
 /// Weight of the newest epoch in a target's load.
 const LOAD_EMA: f64 = 0.3;
 
@@ -58,13 +61,22 @@ pub(super) struct Worth<'a, 'v> {
 pub(super) struct FactLists(Vec<Vec<Facts>>);
 
 /// What is asked of a region most often.
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "facts that have nothing to do with each other, and there are a million regions"
+)]
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     /// Accesses per byte and epoch, as hot as it is, and as [`Worth::usual`] has it.
     mean: f64,
     usual: f64,
+    /// The first node on which any of it lies, and whether more does on others.
+    node: NodeId,
+    is_apart: bool,
     is_empty: bool,
     is_warm: bool,
+    /// Whether it is cold beyond doubt and may leave; asked only where headroom is lacking.
+    is_idle: bool,
 }
 
 impl<'a, 'v> Worth<'a, 'v> {
@@ -121,12 +133,27 @@ impl<'a, 'v> Worth<'a, 'v> {
         let of = |count: f32| self.density(region, self.view.rates.of(f64::from(count)));
         let (heat, usual) = (region.heat(), region.usual() / 2.0);
         let mean = of(heat);
+        let is_warm = region.is_known() && f64::from(heat) >= self.least_count();
+        let mut nodes = region.pages().iter().map(|(node, _)| node);
+        let node = nodes.next();
         Facts {
             mean,
             usual: if usual > heat { of(usual) } else { mean },
-            is_empty: region.pages().total() == 0,
-            is_warm: region.is_known() && f64::from(heat) >= self.least_count(),
+            node: node.unwrap_or(NodeId(0)),
+            is_apart: nodes.next().is_some(),
+            is_empty: node.is_none(),
+            is_warm,
+            is_idle: !is_warm && !self.view.lacking.is_empty() && self.is_cold(region),
         }
+    }
+
+    /// Whether a region is cold beyond doubt, and not moved for it of late.
+    fn is_cold(&self, region: &Region) -> bool {
+        let doubt = DOUBT * self.settings.certainty;
+        region.is_known()
+            && region.flips() == 0
+            && !self.rests(region, Direction::Demotion)
+            && f64::from(self.count_beside(region, doubt)) < self.least_count()
     }
 
     fn facts(&self, place: Place) -> &Facts {
@@ -160,11 +187,6 @@ impl<'a, 'v> Worth<'a, 'v> {
         nodes.find(|(n, _)| *n == node).map_or(0.0, |(_, sum)| *sum)
     }
 
-    /// Whether a region would be hot enough if it were so many standard errors hotter.
-    pub(super) fn may_be_warm(&self, region: &Region, errors: f64) -> bool {
-        f64::from(self.count_beside(region, errors)) >= self.least_count()
-    }
-
     /// From which count on a region is hot enough.
     fn least_count(&self) -> f64 {
         self.settings.promotion_threshold * f64::from(self.view.scans)
@@ -186,9 +208,21 @@ impl<'a, 'v> Worth<'a, 'v> {
         self.facts(place).is_empty
     }
 
+    /// The node on which all of a region lies that is in memory; `None` where it lies on several.
+    pub(super) fn only_node(&self, place: Place) -> Option<NodeId> {
+        let facts = self.facts(place);
+        (!facts.is_apart).then_some(facts.node)
+    }
+
     /// Whether a region is hot enough to be promoted.
     pub(super) fn is_warm(&self, place: Place) -> bool {
         self.facts(place).is_warm
+    }
+
+    /// Whether a region is cold beyond doubt, where headroom is lacking, and was not moved for
+    /// it of late.
+    pub(super) fn is_idle(&self, place: Place) -> bool {
+        self.facts(place).is_idle
     }
 
     /// As if it were so many standard errors hotter, or colder, than it seems.

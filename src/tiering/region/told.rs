@@ -17,8 +17,13 @@ pub struct Asked {
 
 impl RegionMap {
     /// What `samples` of this target, sorted, tell beside how hot it is; shows `each` of
-    /// the regions. In one pass: a million of them do not fit into a cache.
-    pub fn record(&mut self, samples: Looked<'_>, asked: Asked, mut each: impl FnMut(&Region)) {
+    /// the regions with its own. In one pass: a million of them do not fit into a cache.
+    pub fn record(
+        &mut self,
+        samples: Looked<'_>,
+        asked: Asked,
+        mut each: impl FnMut(&Region, Looked<'_>),
+    ) {
         let mut rest = samples;
         for region in &mut self.regions {
             let mine = take_in(&mut rest, region.range);
@@ -31,7 +36,7 @@ impl RegionMap {
                     region.record_writes(mine);
                 }
             }
-            each(region);
+            each(region, mine);
         }
     }
 }
@@ -40,7 +45,7 @@ impl RegionMap {
 impl RegionMap {
     /// For tests: these pairs are what was seen.
     pub(crate) fn record_of(&mut self, seen: &[(Sample, Tally)], asked: Asked) {
-        self.record(AccessSet::of(seen).looked(), asked, |_| ());
+        self.record(AccessSet::of(seen).looked(), asked, |_, _| ());
     }
 }
 

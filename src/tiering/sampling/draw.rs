@@ -50,10 +50,13 @@ pub(in crate::tiering) fn draw(
                 .filter(|_| region.aims[2] == Aim::Sample)
                 .map(|page| (page, role)),
         );
-        for gap in gaps(region, Aim::Sample) {
-            // Somewhere in its middle half.
-            let middle = gap.pages() / 4 + rng.below(gap.pages() / 2 + 1);
-            pages.push((places.within(gap, middle), role));
+        let is_aimed = is_aimed(region);
+        if is_aimed {
+            for gap in gaps(region, Aim::Sample) {
+                // Somewhere in its middle half.
+                let middle = gap.pages() / 4 + rng.below(gap.pages() / 2 + 1);
+                pages.push((places.within(gap, middle), role));
+            }
         }
         let quota = u64::from(region.quota()).saturating_sub(pages.len() as u64);
         places.strata(quota, rng, |page| pages.push((page, role)));
@@ -62,10 +65,12 @@ pub(in crate::tiering) fn draw(
                 let page = doubted.unwrap_or_else(|| places.page(0, places.count, rng));
                 pages.push((page, Role::Late));
             }
-            for gap in gaps(region, Aim::Scouts) {
-                for part in 1..=SCOUTS_PER_GAP {
-                    let at = gap.pages() * part / (SCOUTS_PER_GAP + 1);
-                    pages.push((places.within(gap, at), Role::Edge));
+            if is_aimed {
+                for gap in gaps(region, Aim::Scouts) {
+                    for part in 1..=SCOUTS_PER_GAP {
+                        let at = gap.pages() * part / (SCOUTS_PER_GAP + 1);
+                        pages.push((places.within(gap, at), Role::Edge));
+                    }
                 }
             }
             let more = spread.next(region);
@@ -92,6 +97,11 @@ fn gaps(region: &Region, aim: Aim) -> impl Iterator<Item = PageRange> {
     sides.filter_map(move |(gap, aimed)| gap.filter(|_| aimed == aim))
 }
 
+/// Whether any gap of a region is looked into; of a million few are.
+fn is_aimed(region: &Region) -> bool {
+    region.aims[..2] != [Aim::None; 2]
+}
+
 /// Deals scouts out by length to the regions that may hide something: those that are cold,
 /// or that nothing is known of. What is warm has to be looked at in all scans.
 struct Spread {
@@ -111,7 +121,11 @@ impl Spread {
         };
         if how.scouts.is_some() {
             for region in map.regions() {
-                let gaps = gaps(region, Aim::Scouts).count() as u64;
+                let gaps = if is_aimed(region) {
+                    gaps(region, Aim::Scouts).count() as u64
+                } else {
+                    0
+                };
                 let taken = SCOUTS_PER_GAP * gaps + u64::from(region.aims[2] == Aim::Scouts);
                 this.scouts = this.scouts.saturating_sub(taken);
                 if this.may_hide(region) {

@@ -10,8 +10,8 @@
 //! What they leave of the bytes of an epoch may go for headroom, up to a part of all. Of each
 //! node that is the fastest of a target, and lacks headroom, what is worth least goes to the
 //! next slower rank with room, until nothing is lacking. Nobody waits for its place yet. So
-//! it has to be cold beyond doubt: too cold to be promoted, also if it were [`DOUBT`] times as
-//! far off as is allowed in an exchange; and so little waited for that it would not pay to
+//! it has to be cold beyond doubt: too cold to be promoted, also if it were half as far off again
+//! as is allowed in an exchange; and so little waited for that it would not pay to
 //! bring it back in all of the time that is looked ahead. What was moved back of late stays,
 //! as does what was just promoted. What is given back is no room, for nobody.
 //!
@@ -20,13 +20,8 @@
 //! folio. What stays cold goes once.
 
 use super::{Place, Planner, View};
-use crate::tiering::plan::{Direction, Reason};
-use crate::tiering::region::Region;
+use crate::tiering::plan::Reason;
 use crate::units::{Bytes, NodeId};
-
-/// Certainty that it is cold, in those of an exchange: of what one sample in each epoch
-/// looks at, three that saw nothing. What is new is so little known that it stays.
-const DOUBT: f64 = 1.5;
 
 impl Planner<'_, '_> {
     /// Demotes what is cold on nodes that lack headroom.
@@ -53,11 +48,12 @@ impl Planner<'_, '_> {
             }
             let place = self.lists.coldest[at];
             // Without a look at the region, of which there may be a million.
-            if self.worth.is_warm(place) {
+            let only = self.worth.only_node(place);
+            if !self.worth.is_idle(place) || only.is_some_and(|only| only != node) {
                 continue;
             }
             let region = place.region_in(self.view);
-            if region.pages().on(node) == 0 || !self.is_cold(region) {
+            if region.pages().on(node) == 0 {
                 continue;
             }
             let here = self.left_on(place, node);
@@ -79,15 +75,6 @@ impl Planner<'_, '_> {
             self.terms.headroom = self.terms.headroom.saturating_sub(bytes);
             lacking = lacking.saturating_sub(bytes);
         }
-    }
-
-    /// Whether a region is cold beyond doubt, and not moved for it of late.
-    fn is_cold(&self, region: &Region) -> bool {
-        let doubt = DOUBT * self.worth.settings.certainty;
-        region.is_known()
-            && region.flips() == 0
-            && !self.worth.rests(region, Direction::Demotion)
-            && !self.worth.may_be_warm(region, doubt)
     }
 
     /// Whether it would pay to bring a region back from a slower node, in all of the time that
