@@ -34,9 +34,14 @@ mod paging;
 /// The longest that the loop moves without looking up: its part of an interval, however
 /// long that is, for an end that was asked for should not have to wait longer.
 pub fn longest_migration(settings: &LoopSettings) -> Nanos {
+    migration_time(settings, settings.engine.profiling.interval)
+}
+
+/// The same where the epoch is this long.
+fn migration_time(settings: &LoopSettings, interval: Nanos) -> Nanos {
     const MOST: Nanos = Nanos::from_secs(10);
-    let interval = settings.engine.profiling.interval.as_secs_f64();
-    Nanos::from_secs_f64(interval * settings.migration_share).min(MOST)
+    let interval = interval.min(settings.engine.profiling.interval);
+    Nanos::from_secs_f64(interval.as_secs_f64() * settings.migration_share).min(MOST)
 }
 
 /// Everything that the loop can be told, at the start or by a reload.
@@ -516,7 +521,7 @@ impl EpochLoop {
             return Ok(());
         }
         let limits = MoveLimits {
-            time: longest_migration(&self.settings),
+            time: migration_time(&self.settings, plan.interval),
             rate: self.settings.rate.unwrap_or(Bandwidth(u64::MAX)),
             bytes: move_bytes(&self.settings),
             call_time: self.settings.call_time,

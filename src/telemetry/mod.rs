@@ -92,9 +92,12 @@ impl Snapshot {
             .zip(self.mover.into_iter().flatten())
     }
 
-    /// How long an epoch is now: never shorter than configured.
+    /// How long an epoch is now: as configured before there was one.
     pub fn epoch_interval(&self) -> Nanos {
-        self.report.interval.max(self.interval)
+        match self.report.interval {
+            Nanos::ZERO => self.interval,
+            interval => interval,
+        }
     }
 
     /// Takes in the epoch that ended.

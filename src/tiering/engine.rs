@@ -107,6 +107,9 @@ pub struct Engine {
     rng: Rng,
     epoch: u64,
     at: Option<Nanos>,
+    /// How long the epoch under way is, as a share of what is configured, and how long.
+    pace: f64,
+    interval: Nanos,
     governor: Governor,
     /// How the windows of the epoch under way differ, and what their counts stand for.
     span: Span,
@@ -127,6 +130,8 @@ impl Engine {
         let span = Span::new(settings.profiling.window_rule());
         Self {
             policy: policy::build(&settings.policy),
+            pace: 1.0,
+            interval: settings.profiling.interval,
             rates: rates(span, &settings.profiling),
             coverage: coverage(span, &settings.profiling),
             pressure: Pressure::default(),
@@ -165,7 +170,7 @@ impl Engine {
         self.settings = settings;
         self.tiers = tiers;
         if differs || span < before || span > before {
-            self.restate();
+            self.restate(1.0);
         }
     }
 
@@ -218,9 +223,6 @@ impl Engine {
             .collect();
         let (mut told, surveyed): (Vec<Told>, Vec<_>) = followed.into_iter().unzip();
         let (accesses, surveys): (Vec<Shares>, Vec<Survey>) = surveyed.into_iter().unzip();
-        let allotted = self.allot(seen, &told);
-        self.afforded = allotted.samples * u64::from(self.pages_per_sample());
-        self.deal(seen, &mut told);
         let views: Vec<TierView> = seen
             .targets
             .iter()
@@ -235,6 +237,12 @@ impl Engine {
             .zip(&views)
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
+        let before = (self.pace, self.interval);
+        self.pace = self.next_pace(paused.iter().any(Option::is_none));
+        let allotted = self.allot(seen, &told);
+        self.interval = allotted.interval;
+        self.afforded = allotted.samples * u64::from(self.pages_per_sample());
+        self.deal(seen, &mut told);
         let moves = self.decide(seen, &told, &views, &paused, allotted.interval);
         let (page_outs, paging) = self.page_out(seen, &views, elapsed, allotted.interval);
         let (drawn, sweeps) = self.look_next(seen, &told, allotted.sweep_pages);
@@ -263,7 +271,13 @@ impl Engine {
             paging,
         };
         let report = reporting::report(self, seen, &ratios);
-        self.widen(seen, &ratios.views, &ratios.surveys, allotted.interval);
+        // Stretched, epochs see what they see: that comes and goes.
+        let longer = if (self.pace - before.0).abs() < f64::EPSILON {
+            1.0
+        } else {
+            self.interval.0 as f64 / before.1.0.max(1) as f64
+        };
+        self.widen(seen, &ratios.views, &ratios.surveys, longer);
         Plan {
             moves,
             page_outs,
@@ -408,6 +422,15 @@ impl Engine {
         }
     }
 
+    /// How long the next epoch is to be, as a share of what is configured: as the policy has it, if
+    /// it decides for anybody, unless there would be fewer looks than regions.
+    fn next_pace(&self, decides: bool) -> f64 {
+        let regions: usize = self.targets.values().map(|t| t.map.regions().len()).sum();
+        let pace = if decides { self.policy.pace() } else { 1.0 };
+        let looks = self.afforded as f64 * pace / self.pace;
+        if looks >= regions as f64 { pace } else { 1.0 }
+    }
+
     /// What watching may do until the next step.
     fn allot(&mut self, seen: &Observation, told: &[Told]) -> Allotment {
         let profiling = &self.settings.profiling;
@@ -415,7 +438,7 @@ impl Engine {
         let terms = Terms {
             load: load(told),
             limit: profiling.overhead_limit,
-            interval: profiling.interval,
+            interval: self.paced(),
             scans: profiling.scans,
             regions: maps().map(|map| map.regions().len() as u64).sum(),
             pages: maps().map(RegionMap::page_count).sum(),
@@ -429,9 +452,15 @@ impl Engine {
         self.governor.learn(&seen.cost, again, terms);
         let mut allotted = self.governor.allot(terms);
         if !profiling.overhead_control {
-            allotted.interval = profiling.interval;
+            allotted.interval = terms.interval;
         }
         allotted
+    }
+
+    /// How long an epoch is that is not stretched.
+    fn paced(&self) -> Nanos {
+        let interval = self.settings.profiling.interval.as_secs_f64();
+        Nanos::from_secs_f64(interval * self.pace)
     }
 
     /// Pages that may be looked at for each sample that is afforded: where every scan

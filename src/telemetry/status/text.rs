@@ -38,6 +38,13 @@ impl Status {
                 age(self.epoch_seconds)
             )?;
         }
+        if self.epoch_seconds < self.interval_seconds {
+            writeln!(
+                out,
+                "an epoch takes {}: what is moved stays hot, as far as is known",
+                age(self.epoch_seconds)
+            )?;
+        }
         for reason in &self.paused {
             writeln!(out, "nothing is moved: {}", explained(*reason))?;
         }

@@ -24,6 +24,7 @@ impl Engine {
         }
     }
 
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub(super) fn decide(
         &mut self,
         seen: &Observation,
@@ -62,8 +63,9 @@ impl Engine {
             rates: &self.rates,
             done: done(seen),
         };
+        // What is configured is meant for an epoch as long as configured.
         let budget = Budget {
-            bytes: self.settings.move_bytes,
+            bytes: Bytes((self.settings.move_bytes.as_f64() * self.pace) as u64),
         };
         self.policy.decide(&view, budget)
     }
@@ -147,13 +149,13 @@ impl Engine {
         Bytes::from_pages(pages)
     }
 
-    /// Chooses the windows of the next epoch, of this length.
+    /// Chooses the windows of the next epoch, which is so many times as long as the last one.
     pub(super) fn widen(
         &mut self,
         seen: &Observation,
         views: &[TierView],
         surveys: &[Survey],
-        interval: Nanos,
+        longer: f64,
     ) {
         let fastest = self.fastest(seen, views, surveys);
         let (rates, scans) = (&self.rates, self.settings.profiling.scans);
@@ -161,14 +163,15 @@ impl Engine {
             let count = rates.count(rate);
             surveys.iter().map(|survey| survey.above(count)).sum()
         };
-        if !self.span.follow(interval, scans, fastest, above) {
-            return;
+        let differs = self.span.follow(self.interval, scans, fastest, above);
+        if differs || longer < 1.0 || longer > 1.0 {
+            self.restate(longer);
         }
-        self.restate();
     }
 
-    /// All counts as the windows that are wanted now would have had them.
-    pub(super) fn restate(&mut self) {
+    /// All counts as the windows that are wanted now would have had them in an epoch so many times
+    /// as long.
+    pub(super) fn restate(&mut self, longer: f64) {
         let profiling = &self.settings.profiling;
         let wanted = super::rates(self.span, profiling);
         self.coverage = super::coverage(self.span, profiling);
@@ -176,7 +179,7 @@ impl Engine {
         let rates = &self.rates;
         for tracked in self.targets.values_mut() {
             #[allow(clippy::cast_possible_truncation)]
-            let restated = |count: f32| wanted.count(rates.of(f64::from(count))) as f32;
+            let restated = |count: f32| wanted.count(longer * rates.of(f64::from(count))) as f32;
             tracked.map.restate(restated);
             tracked.saturation.forget();
         }
@@ -218,9 +221,10 @@ fn done(seen: &Observation) -> Done {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{tiers, usage};
+    use super::super::tests::{ID, MIB, observation, slow, tiers, usage};
     use super::*;
     use crate::tiering::settings::EngineSettings;
+    use crate::tiering::tier::TierTable;
 
     #[test]
     fn what_allocations_took_of_the_headroom_is_lacking() {
@@ -240,5 +244,51 @@ mod tests {
         assert_eq!(of(0.02, 27), [(0, 3)]);
         assert_eq!(of(0.02, 4), [(0, 26)]);
         assert_eq!(of(0.0, 4), []);
+    }
+
+    #[test]
+    fn while_what_is_moved_lasts_epochs_and_what_they_may_move_are_half() {
+        let of = |move_bytes, table: TierTable| {
+            let settings = EngineSettings {
+                move_bytes,
+                ..EngineSettings::default()
+            };
+            let mut engine = Engine::new(settings, table, 1);
+            let first = engine.step(&observation(10, Vec::new(), 0));
+            // As if the epoch that ends had not been half as long already.
+            (engine.pace, engine.interval) = (1.0, Nanos::from_secs(10));
+            let mut second = observation(20, first.samples.clone(), 8 * MIB);
+            second.residency = slow(&first);
+            let plan = engine.step(&second);
+            let moved: Bytes = plan.moves.iter().map(|m| m.limit).sum();
+            let counts = engine.targets[&ID].map.regions();
+            let heat = counts.iter().map(|region| region.latest());
+            (plan.interval, moved, heat.fold(0.0, f32::max))
+        };
+        let (interval, moved, heat) = of(Bytes::from_mib(4), tiers(None));
+        assert_eq!((interval, moved), (Nanos::from_secs(5), Bytes::from_mib(2)));
+        // Half as long sees less, though not half as much.
+        assert!((2.0..3.0).contains(&heat), "{heat}");
+        // Where nothing can be decided nothing is gained by it.
+        let table = tiers(None);
+        let only = TierTable::new(
+            vec![table.tiers()[0].clone()],
+            vec![table.nodes()[0].clone()],
+            vec![table.paths()[0]],
+        );
+        let (interval, moved, heat) = of(Bytes::from_mib(4), only.unwrap());
+        assert_eq!((interval, moved), (Nanos::from_secs(10), Bytes::ZERO));
+        assert!(heat >= 3.0, "{heat}");
+    }
+
+    #[test]
+    fn epochs_are_not_halved_where_regions_would_go_without_a_look() {
+        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+        engine.step(&observation(10, Vec::new(), 0));
+        let regions = engine.targets[&ID].map.regions().len() as u64;
+        for (afforded, pace) in [(2 * regions, 0.5), (2 * regions - 1, 1.0)] {
+            (engine.afforded, engine.pace) = (afforded, 1.0);
+            assert!((engine.next_pace(true) - pace).abs() < 1e-9, "{afforded}");
+        }
     }
 }

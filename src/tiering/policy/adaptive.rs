@@ -30,6 +30,11 @@
 //! pays. Where nothing pays it stays as it is, and nothing is moved: what changes then is
 //! followed at once.
 //!
+//! Epochs are half as long as configured ([`QUICK`]) while what was moved is still worth something an
+//! epoch later: what has just become hot is moved sooner, and what is hot for less than an epoch is
+//! seen. Where all of it is gone, as where a program sweeps, half an epoch would take for lasting what
+//! only looks so, and they are as long as configured.
+//!
 //! What was moved rests before it may go the other way; what comes back up twice as long
 //! each time that it was moved back at once: regions inherit that when they split.
 //!
@@ -63,6 +68,12 @@ const COST_LEAST: f64 = 1.0 / 16.0;
 const GROWS: u64 = 8;
 /// It shrinks when less was left of what one of the last two plans promised.
 const DISAPPOINTS: f64 = 0.3;
+/// How long epochs are while what is moved lasts; they are so at first, when most is to be moved.
+const QUICK: f64 = 0.5;
+/// Epochs become long when no more than this was left of what one of the last two plans promised,
+/// and short again when of both at least that was.
+const GONE: f64 = 0.0;
+const STAYS: f64 = 0.2;
 /// One in so many of the bytes that may be moved may go for headroom.
 const FOR_HEADROOM: u64 = 4;
 /// The budget never falls below this share of what it begins with, whatever moving costs:
@@ -89,6 +100,8 @@ pub struct Adaptive {
     lasts: f64,
     /// Epochs for which it goes on saying so once it has held back.
     holds_back: u8,
+    /// Whether epochs are short.
+    is_quick: bool,
     loads: Loads,
     steps: Steps,
     lists: Lists,
@@ -107,6 +120,7 @@ impl Adaptive {
             asked: Bytes::ZERO,
             lasts: 1.0,
             holds_back: 0,
+            is_quick: true,
             loads: Loads::default(),
             steps: Steps::default(),
             lists: Lists::default(),
@@ -154,6 +168,11 @@ impl Adaptive {
         {
             self.budget = Bytes(self.budget.0.saturating_mul(GROWS));
         }
+        self.is_quick = match told {
+            Some(told) if told.left <= GONE => false,
+            Some(told) if told.left >= STAYS => true,
+            _ => self.is_quick,
+        };
         let load = self.loads.sum();
         let seconds = self.settings.moving_limit * load * view.interval.as_secs_f64();
         // `as` saturates.
@@ -174,6 +193,10 @@ impl Policy for Adaptive {
 
     fn holds_back(&self) -> Option<PauseReason> {
         (self.holds_back > 0).then_some(PauseReason::NoGain)
+    }
+
+    fn pace(&self) -> f64 {
+        if self.is_quick { QUICK } else { 1.0 }
     }
 
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {

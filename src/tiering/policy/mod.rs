@@ -134,6 +134,10 @@ pub trait Policy: Send {
     fn holds_back(&self) -> Option<PauseReason> {
         None
     }
+    /// How long epochs should be, as a share of what is configured: above 0, at most 1.
+    fn pace(&self) -> f64 {
+        1.0
+    }
     /// The moves to make now: the most urgent first, each demotion before the
     /// promotion that it makes room for.
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move>;
