@@ -262,7 +262,7 @@ mod tests {
             let plan = engine.step(&second);
             let moved: Bytes = plan.moves.iter().map(|m| m.limit).sum();
             let counts = engine.targets[&ID].map.regions();
-            let heat = counts.iter().map(|region| region.latest());
+            let heat = counts.iter().map(crate::tiering::region::Region::latest);
             (plan.interval, moved, heat.fold(0.0, f32::max))
         };
         let (interval, moved, heat) = of(Bytes::from_mib(4), tiers(None));

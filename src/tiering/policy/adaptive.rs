@@ -100,8 +100,9 @@ pub struct Adaptive {
     lasts: f64,
     /// Epochs for which it goes on saying so once it has held back.
     holds_back: u8,
-    /// Whether epochs are short.
+    /// Whether epochs are short, unless nodes answer late.
     is_quick: bool,
+    is_loaded: bool,
     loads: Loads,
     steps: Steps,
     lists: Lists,
@@ -121,6 +122,7 @@ impl Adaptive {
             lasts: 1.0,
             holds_back: 0,
             is_quick: true,
+            is_loaded: false,
             loads: Loads::default(),
             steps: Steps::default(),
             lists: Lists::default(),
@@ -168,6 +170,8 @@ impl Adaptive {
         {
             self.budget = Bytes(self.budget.0.saturating_mul(GROWS));
         }
+        // How late nodes answer is smoothed over epochs: steps must not be quicker than that.
+        self.is_loaded = !view.loaded.is_empty();
         self.is_quick = match told {
             Some(told) if told.left <= GONE => false,
             Some(told) if told.left >= STAYS => true,
@@ -196,7 +200,11 @@ impl Policy for Adaptive {
     }
 
     fn pace(&self) -> f64 {
-        if self.is_quick { QUICK } else { 1.0 }
+        if self.is_quick && !self.is_loaded {
+            QUICK
+        } else {
+            1.0
+        }
     }
 
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
