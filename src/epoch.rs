@@ -196,7 +196,7 @@ impl EpochLoop {
         self.engine.configure(engine, tiers);
         // What it was planned for no longer holds.
         if let Some(plan) = self.plan.as_mut() {
-            plan.interval = settings.engine.profiling.interval;
+            plan.interval = self.engine.interval();
             plan.span = self.engine.span();
         }
         self.hurry |= self.running.as_ref().is_some_and(|r| r.stretched);

@@ -75,6 +75,7 @@ fn adaptive(check: &mut Checker, raw: &RawAdaptive) -> AdaptiveSettings {
     let promotion_threshold = ratio(entry, key, false, 1.0, default.promotion_threshold);
     let key = "policy.adaptive.moving_limit";
     let moving_limit = ratio(&raw.moving_limit, key, true, 1.0, default.moving_limit);
+    let pace = ratio(&raw.pace, "policy.adaptive.pace", true, 1.0, default.pace);
     let key = "policy.adaptive.first_bytes";
     let first_bytes = check.bytes(raw.first_bytes.as_ref(), key, Bytes(PAGE_BYTES));
     AdaptiveSettings {
@@ -87,6 +88,7 @@ fn adaptive(check: &mut Checker, raw: &RawAdaptive) -> AdaptiveSettings {
         rest_epochs,
         first_bytes: first_bytes.unwrap_or(default.first_bytes),
         moving_limit,
+        pace,
     }
 }
 

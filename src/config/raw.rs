@@ -106,6 +106,7 @@ pub struct RawAdaptive {
     pub rest_epochs: Option<Entry>,
     pub first_bytes: Option<Entry>,
     pub moving_limit: Option<Entry>,
+    pub pace: Option<Entry>,
 }
 
 /// `[policy.hm-keeper]`

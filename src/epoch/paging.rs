@@ -1,6 +1,6 @@
 //! Having memory paged out, after moves, in what is left of their time.
 
-use super::{EpochLoop, longest_migration};
+use super::{EpochLoop, migration_time};
 use crate::tiering::observation::TargetMap;
 use crate::tiering::pageout::Paging;
 use crate::tiering::plan::Plan;
@@ -31,7 +31,8 @@ impl EpochLoop {
         if plan.page_outs.is_empty() || self.paused || !self.settings.moving {
             return;
         }
-        let time = longest_migration(&self.settings).saturating_sub(self.outcome.elapsed);
+        let time =
+            migration_time(&self.settings, plan.interval).saturating_sub(self.outcome.elapsed);
         let cpu = self.ports.clock.thread_cpu_time();
         self.paged_out = pager.page_out(&plan.page_outs, time);
         self.cost.paging += self.ports.clock.thread_cpu_time().saturating_sub(cpu);

@@ -123,6 +123,10 @@ fn adaptive(adaptive: &AdaptiveSettings) -> Sound {
     )?;
     share(adaptive.moving_limit, 1.0, "adaptive.moving_limit")?;
     check(
+        adaptive.pace > 0.0 && adaptive.pace <= 1.0,
+        "adaptive.pace is not above 0 and at most 1",
+    )?;
+    check(
         adaptive.horizon <= EPOCHS_MOST && adaptive.rest_epochs <= EPOCHS_MOST,
         "adaptive waits for more epochs than can be",
     )

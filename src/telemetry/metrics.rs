@@ -97,7 +97,7 @@ metrics! {
     EPOCH_DURATION = Gauge "hmkeeper_epoch_duration_seconds" ["phase"]
         "Length of the last epoch: total and migration in wall-clock time, profiling in the loop's CPU time.";
     INTERVAL = Gauge "hmkeeper_epoch_interval_seconds" []
-        "How long an epoch is to be: the configured interval, or longer where the overhead limit pays for less.";
+        "How long an epoch is to be: the configured interval, longer where the overhead limit pays for less, shorter while what `adaptive` moves stays hot.";
     OVERHEAD = Gauge "hmkeeper_overhead_ratio" ["target", "kind"]
         "What we cost the target in the last epoch, as a share of its CPU time.";
     OVERHEAD_LIMIT = Gauge "hmkeeper_overhead_limit_ratio" []

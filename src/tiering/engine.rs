@@ -36,11 +36,13 @@ use crate::units::{Bytes, Nanos};
 mod accesses;
 mod deciding;
 mod outcome;
+mod pace;
 mod paging;
 mod reporting;
 mod survey;
 mod tracked;
 use accesses::{Lens, Time, Tracing};
+use pace::Pace;
 use reporting::Ratios;
 use survey::Survey;
 use tracked::{Totals, Tracked};
@@ -107,9 +109,8 @@ pub struct Engine {
     rng: Rng,
     epoch: u64,
     at: Option<Nanos>,
-    /// How long the epoch under way is, as a share of what is configured, and how long.
-    pace: f64,
-    interval: Nanos,
+    /// How long the epoch under way is meant to be.
+    pace: Pace,
     governor: Governor,
     /// How the windows of the epoch under way differ, and what their counts stand for.
     span: Span,
@@ -130,8 +131,7 @@ impl Engine {
         let span = Span::new(settings.profiling.window_rule());
         Self {
             policy: policy::build(&settings.policy),
-            pace: 1.0,
-            interval: settings.profiling.interval,
+            pace: Pace::WHOLE,
             rates: rates(span, &settings.profiling),
             coverage: coverage(span, &settings.profiling),
             pressure: Pressure::default(),
@@ -177,6 +177,11 @@ impl Engine {
     /// How many times as long as the last window of the next epoch the first one is.
     pub fn span(&self) -> f64 {
         self.span.get()
+    }
+
+    /// How long an epoch is meant to be now, if it is not stretched.
+    pub fn interval(&self) -> Nanos {
+        self.pace.of(self.settings.profiling.interval)
     }
 
     /// The tiers that it plans for.
@@ -237,10 +242,8 @@ impl Engine {
             .zip(&views)
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
-        let before = (self.pace, self.interval);
-        self.pace = self.next_pace(paused.iter().any(Option::is_none));
-        let allotted = self.allot(seen, &told);
-        self.interval = allotted.interval;
+        let before = self.pace;
+        let allotted = self.allot(seen, &told, paused.iter().any(Option::is_none));
         self.afforded = allotted.samples * u64::from(self.pages_per_sample());
         self.deal(seen, &mut told);
         let moves = self.decide(seen, &told, &views, &paused, allotted.interval);
@@ -271,13 +274,14 @@ impl Engine {
             paging,
         };
         let report = reporting::report(self, seen, &ratios);
-        // Stretched, epochs see what they see: that comes and goes.
-        let longer = if (self.pace - before.0).abs() < f64::EPSILON {
-            1.0
-        } else {
-            self.interval.0 as f64 / before.1.0.max(1) as f64
-        };
-        self.widen(seen, &ratios.views, &ratios.surveys, longer);
+        let longer = self.pace.share() / before.share();
+        self.widen(
+            seen,
+            &ratios.views,
+            &ratios.surveys,
+            allotted.interval,
+            longer,
+        );
         Plan {
             moves,
             page_outs,
@@ -422,23 +426,14 @@ impl Engine {
         }
     }
 
-    /// How long the next epoch is to be, as a share of what is configured: as the policy has it, if
-    /// it decides for anybody, unless there would be fewer looks than regions.
-    fn next_pace(&self, decides: bool) -> f64 {
-        let regions: usize = self.targets.values().map(|t| t.map.regions().len()).sum();
-        let pace = if decides { self.policy.pace() } else { 1.0 };
-        let looks = self.afforded as f64 * pace / self.pace;
-        if looks >= regions as f64 { pace } else { 1.0 }
-    }
-
     /// What watching may do until the next step.
-    fn allot(&mut self, seen: &Observation, told: &[Told]) -> Allotment {
+    fn allot(&mut self, seen: &Observation, told: &[Told], decides: bool) -> Allotment {
         let profiling = &self.settings.profiling;
         let maps = || self.targets.values().map(|t| &t.map);
         let terms = Terms {
             load: load(told),
             limit: profiling.overhead_limit,
-            interval: self.paced(),
+            interval: self.pace.of(profiling.interval),
             scans: profiling.scans,
             regions: maps().map(|map| map.regions().len() as u64).sum(),
             pages: maps().map(RegionMap::page_count).sum(),
@@ -450,17 +445,16 @@ impl Engine {
             moved: 0,
         };
         self.governor.learn(&seen.cost, again, terms);
+        self.pace = self.next_pace(terms, decides);
+        let terms = Terms {
+            interval: self.interval(),
+            ..terms
+        };
         let mut allotted = self.governor.allot(terms);
         if !profiling.overhead_control {
             allotted.interval = terms.interval;
         }
         allotted
-    }
-
-    /// How long an epoch is that is not stretched.
-    fn paced(&self) -> Nanos {
-        let interval = self.settings.profiling.interval.as_secs_f64();
-        Nanos::from_secs_f64(interval * self.pace)
     }
 
     /// Pages that may be looked at for each sample that is afforded: where every scan

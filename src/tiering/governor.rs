@@ -228,23 +228,31 @@ impl Governor {
         self.debt = (self.debt + spent - allowed(elapsed)).clamp(0.0, most);
     }
 
+    /// How many times as long as meant an epoch has to be for what every epoch costs, and what its
+    /// few samples do, to be paid for: 1 or less where that is so in one as long as meant.
+    pub fn needed_stretch(&self, terms: Terms) -> f64 {
+        let allowance = allowance(terms);
+        let running = self.running.usual() * terms.interval.as_secs_f64();
+        let fixed = self.fixed.usual();
+        let few = FEW_SAMPLES.min(terms.regions) as f64 * self.sample_nanos(terms);
+        let lasting = (allowance * (1.0 - RECOUNT_SHARE) - running).max(allowance * LEAST_SHARE);
+        (2.0 * fixed / allowance).max((fixed + few) / lasting)
+    }
+
+    /// Of all scans of a sample.
+    fn sample_nanos(&self, terms: Terms) -> f64 {
+        self.scan_nanos() * f64::from(terms.scans.max(1))
+    }
+
     /// What the next epoch may do.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn allot(&mut self, terms: Terms) -> Allotment {
-        // Nanoseconds in an epoch that is not stretched.
         let seconds = terms.interval.as_secs_f64();
-        // With nobody to watch there is somebody to wait for.
-        let cpus = (terms.load.max(IDLE_LOAD) * terms.limit * AIM).min(BUSIEST);
-        let allowance = (cpus * seconds * 1e9).max(1.0);
+        let allowance = allowance(terms);
         let running = self.running.usual() * seconds;
-        let per_sample = self.scan_nanos() * f64::from(terms.scans.max(1));
-
+        let per_sample = self.sample_nanos(terms);
         let fixed = self.fixed.usual();
-        let few = FEW_SAMPLES.min(terms.regions) as f64 * per_sample;
-        let lasting = (allowance * (1.0 - RECOUNT_SHARE) - running).max(allowance * LEAST_SHARE);
-        let stretch = (2.0 * fixed / allowance)
-            .max((fixed + few) / lasting)
-            .clamp(1.0, LONGEST_STRETCH);
+        let stretch = self.needed_stretch(terms).clamp(1.0, LONGEST_STRETCH);
         let is_step = (stretch - self.stretch).abs() > STRETCH_STEP * self.stretch;
         if is_step || stretch <= 1.0 || stretch >= LONGEST_STRETCH {
             self.stretch = stretch;
@@ -271,6 +279,13 @@ impl Governor {
             interval: Nanos::from_secs_f64(seconds * self.stretch),
         }
     }
+}
+
+/// Nanoseconds that an epoch which is not stretched may take of us.
+fn allowance(terms: Terms) -> f64 {
+    // With nobody to watch there is somebody to wait for.
+    let cpus = (terms.load.max(IDLE_LOAD) * terms.limit * AIM).min(BUSIEST);
+    (cpus * terms.interval.as_secs_f64() * 1e9).max(1.0)
 }
 
 #[cfg(test)]

@@ -174,8 +174,8 @@ pub struct EpochReport {
     pub nodes: Vec<NodeUsage>,
     /// What it cost.
     pub cost: EpochCost,
-    /// How long the next epoch is: the configured interval, or longer where its
-    /// limit pays for less.
+    /// How long the next epoch is: the configured interval, longer where its limit pays for
+    /// less, shorter where the policy gains by it.
     pub interval: Nanos,
     /// Samples that the overhead limit pays for (`num_ps` of Eq. 8.1).
     pub sample_quota: u64,

@@ -228,6 +228,8 @@ pub struct AdaptiveSettings {
     pub first_bytes: Bytes,
     /// Share of the targets' CPU time that moving may cost.
     pub moving_limit: f64,
+    /// How long epochs are while what is moved lasts, as a share of the configured interval.
+    pub pace: f64,
 }
 
 impl Default for AdaptiveSettings {
@@ -242,6 +244,7 @@ impl Default for AdaptiveSettings {
             rest_epochs: 2,
             first_bytes: Bytes(200_000_000),
             moving_limit: 0.1,
+            pace: 0.5,
         }
     }
 }

@@ -90,6 +90,11 @@ impl Span {
         self.now
     }
 
+    /// Whether the shortest window of an epoch of `interval` is not too short for the least span.
+    pub fn fits_in(self, interval: Nanos, scans: u8) -> bool {
+        fits(self.least, interval, scans)
+    }
+
     /// The same one step wider and one step narrower, if there is such a one in epochs of
     /// `interval` with so many scans.
     fn beside(self, interval: Nanos, scans: u8) -> (Option<f64>, Option<f64>) {

@@ -38,10 +38,10 @@ impl Status {
                 age(self.epoch_seconds)
             )?;
         }
-        if self.epoch_seconds < self.interval_seconds {
+        if self.epoch_seconds < self.interval_seconds && self.paused.is_empty() {
             writeln!(
                 out,
-                "an epoch takes {}: what is moved stays hot, as far as is known",
+                "an epoch takes {}: shorter while what is moved stays hot",
                 age(self.epoch_seconds)
             )?;
         }

@@ -13,11 +13,18 @@ use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
 const NOTICED: u64 = 8;
 
 impl Engine {
+    /// Whether no sample of a target is seen accessed, although it is busy; for some epochs, as
+    /// long as configured.
+    pub(super) fn is_blind(&self, target: TargetId) -> bool {
+        let silent = f64::from(self.targets[&target].silent);
+        silent * self.pace.share() >= f64::from(BLIND_EPOCHS)
+    }
+
     /// Why one target is left alone.
     pub(super) fn paused(&self, target: TargetId, view: &TierView) -> Option<PauseReason> {
         if view.is_flat() {
             Some(PauseReason::OneTier)
-        } else if self.targets[&target].silent >= BLIND_EPOCHS {
+        } else if self.is_blind(target) {
             Some(PauseReason::SamplerBlind)
         } else {
             None
@@ -65,7 +72,7 @@ impl Engine {
         };
         // What is configured is meant for an epoch as long as configured.
         let budget = Budget {
-            bytes: Bytes((self.settings.move_bytes.as_f64() * self.pace) as u64),
+            bytes: Bytes((self.settings.move_bytes.as_f64() * self.pace.share()) as u64),
         };
         self.policy.decide(&view, budget)
     }
@@ -149,12 +156,14 @@ impl Engine {
         Bytes::from_pages(pages)
     }
 
-    /// Chooses the windows of the next epoch, which is so many times as long as the last one.
+    /// Chooses the windows of the next epoch, which is this long, and meant to be so many times as
+    /// long as the last one. How long it is for being stretched comes and goes.
     pub(super) fn widen(
         &mut self,
         seen: &Observation,
         views: &[TierView],
         surveys: &[Survey],
+        interval: Nanos,
         longer: f64,
     ) {
         let fastest = self.fastest(seen, views, surveys);
@@ -163,7 +172,7 @@ impl Engine {
             let count = rates.count(rate);
             surveys.iter().map(|survey| survey.above(count)).sum()
         };
-        let differs = self.span.follow(self.interval, scans, fastest, above);
+        let differs = self.span.follow(interval, scans, fastest, above);
         if differs || longer < 1.0 || longer > 1.0 {
             self.restate(longer);
         }
@@ -221,10 +230,9 @@ fn done(seen: &Observation) -> Done {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{ID, MIB, observation, slow, tiers, usage};
+    use super::super::tests::{tiers, usage};
     use super::*;
     use crate::tiering::settings::EngineSettings;
-    use crate::tiering::tier::TierTable;
 
     #[test]
     fn what_allocations_took_of_the_headroom_is_lacking() {
@@ -244,51 +252,5 @@ mod tests {
         assert_eq!(of(0.02, 27), [(0, 3)]);
         assert_eq!(of(0.02, 4), [(0, 26)]);
         assert_eq!(of(0.0, 4), []);
-    }
-
-    #[test]
-    fn while_what_is_moved_lasts_epochs_and_what_they_may_move_are_half() {
-        let of = |move_bytes, table: TierTable| {
-            let settings = EngineSettings {
-                move_bytes,
-                ..EngineSettings::default()
-            };
-            let mut engine = Engine::new(settings, table, 1);
-            let first = engine.step(&observation(10, Vec::new(), 0));
-            // As if the epoch that ends had not been half as long already.
-            (engine.pace, engine.interval) = (1.0, Nanos::from_secs(10));
-            let mut second = observation(20, first.samples.clone(), 8 * MIB);
-            second.residency = slow(&first);
-            let plan = engine.step(&second);
-            let moved: Bytes = plan.moves.iter().map(|m| m.limit).sum();
-            let counts = engine.targets[&ID].map.regions();
-            let heat = counts.iter().map(crate::tiering::region::Region::latest);
-            (plan.interval, moved, heat.fold(0.0, f32::max))
-        };
-        let (interval, moved, heat) = of(Bytes::from_mib(4), tiers(None));
-        assert_eq!((interval, moved), (Nanos::from_secs(5), Bytes::from_mib(2)));
-        // Half as long sees less, though not half as much.
-        assert!((2.0..3.0).contains(&heat), "{heat}");
-        // Where nothing can be decided nothing is gained by it.
-        let table = tiers(None);
-        let only = TierTable::new(
-            vec![table.tiers()[0].clone()],
-            vec![table.nodes()[0].clone()],
-            vec![table.paths()[0]],
-        );
-        let (interval, moved, heat) = of(Bytes::from_mib(4), only.unwrap());
-        assert_eq!((interval, moved), (Nanos::from_secs(10), Bytes::ZERO));
-        assert!(heat >= 3.0, "{heat}");
-    }
-
-    #[test]
-    fn epochs_are_not_halved_where_regions_would_go_without_a_look() {
-        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
-        engine.step(&observation(10, Vec::new(), 0));
-        let regions = engine.targets[&ID].map.regions().len() as u64;
-        for (afforded, pace) in [(2 * regions, 0.5), (2 * regions - 1, 1.0)] {
-            (engine.afforded, engine.pace) = (afforded, 1.0);
-            assert!((engine.next_pace(true) - pace).abs() < 1e-9, "{afforded}");
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! What goes below the slowest tier.
 
-use super::{BLIND_EPOCHS, Engine};
+use super::Engine;
 use crate::tiering::observation::{Observation, TargetMap};
 use crate::tiering::pageout::{self, Candidate, PageOut, PagingRest};
 use crate::tiering::tier::TierView;
@@ -33,7 +33,7 @@ impl Engine {
             match room {
                 Err(why) => Some(why),
                 Ok(_) if told.is_some_and(|t| !t.is_permitted) => Some(PagingRest::NotPermitted),
-                Ok(_) if tracked.silent >= BLIND_EPOCHS => Some(PagingRest::SamplerBlind),
+                Ok(_) if self.is_blind(target.id) => Some(PagingRest::SamplerBlind),
                 Ok(_) if tracked.returns.is_resting() => Some(PagingRest::ComesBack),
                 Ok(_) => None,
             }

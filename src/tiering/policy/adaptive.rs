@@ -30,10 +30,10 @@
 //! pays. Where nothing pays it stays as it is, and nothing is moved: what changes then is
 //! followed at once.
 //!
-//! Epochs are half as long as configured ([`QUICK`]) while what was moved is still worth something an
-//! epoch later: what has just become hot is moved sooner, and what is hot for less than an epoch is
-//! seen. Where all of it is gone, as where a program sweeps, half an epoch would take for lasting what
-//! only looks so, and they are as long as configured.
+//! Epochs are shorter than configured (`pace`) at first, and while there is something to exchange that
+//! is still worth something an epoch later: what has just become hot is moved sooner, and what is hot
+//! for less than an epoch is seen. Where all of it is gone, as where a program sweeps, a short epoch
+//! would take for lasting what only looks so; and where nothing is to be exchanged nothing is gained.
 //!
 //! What was moved rests before it may go the other way; what comes back up twice as long
 //! each time that it was moved back at once: regions inherit that when they split.
@@ -68,12 +68,12 @@ const COST_LEAST: f64 = 1.0 / 16.0;
 const GROWS: u64 = 8;
 /// It shrinks when less was left of what one of the last two plans promised.
 const DISAPPOINTS: f64 = 0.3;
-/// How long epochs are while what is moved lasts; they are so at first, when most is to be moved.
-const QUICK: f64 = 0.5;
 /// Epochs become long when no more than this was left of what one of the last two plans promised,
 /// and short again when of both at least that was.
 const GONE: f64 = 0.0;
 const STAYS: f64 = 0.2;
+/// They are long as well once nothing was to be exchanged for so many: all lies where it should.
+const CALM: u8 = 8;
 /// One in so many of the bytes that may be moved may go for headroom.
 const FOR_HEADROOM: u64 = 4;
 /// The budget never falls below this share of what it begins with, whatever moving costs:
@@ -103,6 +103,8 @@ pub struct Adaptive {
     /// Whether epochs are short, unless nodes answer late.
     is_quick: bool,
     is_loaded: bool,
+    /// Epochs since anything was to be exchanged.
+    calm: u8,
     loads: Loads,
     steps: Steps,
     lists: Lists,
@@ -123,6 +125,7 @@ impl Adaptive {
             holds_back: 0,
             is_quick: true,
             is_loaded: false,
+            calm: 0,
             loads: Loads::default(),
             steps: Steps::default(),
             lists: Lists::default(),
@@ -200,8 +203,8 @@ impl Policy for Adaptive {
     }
 
     fn pace(&self) -> f64 {
-        if self.is_quick && !self.is_loaded {
-            QUICK
+        if self.is_quick && !self.is_loaded && self.calm < CALM {
+            self.settings.pace
         } else {
             1.0
         }
@@ -254,6 +257,11 @@ impl Policy for Adaptive {
         self.steps.follow(&idle.loaded, &moves);
         let exchanges = moves.iter().filter(|m| m.reason != Reason::Headroom);
         self.asked = exchanges.map(|m| m.limit).sum();
+        self.calm = if self.asked.is_zero() {
+            self.calm.saturating_add(1)
+        } else {
+            0
+        };
         self.holds_back = match (self.asked.is_zero(), trades.is_empty()) {
             (true, false) => SAYS_SO,
             (true, true) => self.holds_back.saturating_sub(1),

@@ -136,6 +136,36 @@ fn what_is_hot_for_a_moment_is_moved_for_a_while_only() {
 }
 
 #[test]
+fn epochs_are_as_configured_where_nodes_answer_late_or_nothing_is_to_be_done() {
+    let hot = regions(&[(3.0, 3), (0.0, 3)]);
+    let pace = |policy: &mut Adaptive, scene| {
+        testing::decide(policy, scene, ALL);
+        policy.pace()
+    };
+    let mut policy = adaptive();
+    let idle = Scene::of(&hot, [2, 0, 0, 100]);
+    assert!(pace(&mut policy, idle) < 1.0);
+    let late = [(NodeId(0), 3.0)];
+    let loaded = Scene {
+        loaded: &late,
+        ..idle
+    };
+    assert!(pace(&mut policy, loaded) >= 1.0);
+    // All of it lies where it should.
+    let there = regions(&[(3.0, 0), (0.0, 3)]);
+    let paces: Vec<bool> = (20..30)
+        .map(|epoch| {
+            let scene = Scene {
+                epoch,
+                ..Scene::of(&there, [2, 0, 0, 100])
+            };
+            pace(&mut policy, scene) < 1.0
+        })
+        .collect();
+    assert!(paces[0] && !paces[9], "{paces:?}");
+}
+
+#[test]
 fn the_budget_grows_while_all_of_it_is_moved_and_that_lasts() {
     let settings = AdaptiveSettings {
         first_bytes: Bytes::from_mib(4),

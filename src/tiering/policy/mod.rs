@@ -134,7 +134,7 @@ pub trait Policy: Send {
     fn holds_back(&self) -> Option<PauseReason> {
         None
     }
-    /// How long epochs should be, as a share of what is configured: above 0, at most 1.
+    /// How long epochs had better be, as a share of what is configured: above 0, at most 1.
     fn pace(&self) -> f64 {
         1.0
     }

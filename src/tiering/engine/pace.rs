@@ -1,0 +1,165 @@
+//! How long epochs are meant to be: as configured, or shorter where the policy asks for that.
+//!
+//! A policy that gains by it may have epochs that are shorter than configured ([`Policy::pace`]).
+//! It has them where that costs nothing else: where it decides for anybody; where the limit pays for
+//! what every epoch costs also in a shorter one; where that has windows short enough to tell rates apart; and where every region has
+//! a look in it. To begin with half as many looks again are asked for, so that the length does not
+//! change to and fro. Whenever it changes, what was counted is restated: half an epoch sees less.
+//!
+//! [`Policy::pace`]: crate::tiering::policy::Policy::pace
+
+use super::Engine;
+use crate::tiering::governor::Terms;
+use crate::units::Nanos;
+
+/// Looks for each region that are asked for before epochs become shorter.
+const PLENTY: f64 = 1.5;
+
+/// A share of what is configured, above 0, at most 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Pace(f64);
+
+impl Pace {
+    /// As configured.
+    pub(super) const WHOLE: Self = Self(1.0);
+
+    pub(super) fn share(self) -> f64 {
+        self.0
+    }
+
+    /// An epoch, where it is as long as this when it is whole.
+    pub(super) fn of(self, whole: Nanos) -> Nanos {
+        Nanos::from_secs_f64(whole.as_secs_f64() * self.0)
+    }
+
+    fn is_short(self) -> bool {
+        self.0 < 1.0
+    }
+}
+
+impl Engine {
+    /// How long the next epoch is to be. `terms` are those of the one that ends; `decides`:
+    /// whether the policy decides for anybody.
+    pub(super) fn next_pace(&self, terms: Terms, decides: bool) -> Pace {
+        let pace = Pace(self.policy.pace());
+        let profiling = &self.settings.profiling;
+        let interval = pace.of(profiling.interval);
+        let looks = self.afforded as f64 * pace.0 / self.pace.0;
+        let wanted = if self.pace.is_short() { 1.0 } else { PLENTY };
+        let is_paid = self.governor.needed_stretch(Terms { interval, ..terms }) <= 1.0;
+        let is_free = is_paid
+            && decides
+            && looks >= wanted * terms.regions as f64
+            && self.span.fits_in(interval, profiling.scans);
+        if is_free { pace } else { Pace::WHOLE }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{ID, MIB, observation, slow, tiers};
+    use super::*;
+    use crate::tiering::policy;
+    use crate::tiering::region::Region;
+    use crate::tiering::settings::EngineSettings;
+    use crate::tiering::tier::TierTable;
+    use crate::units::Bytes;
+
+    const TERMS: Terms = Terms {
+        load: 1.0,
+        limit: 0.05,
+        interval: Nanos::from_secs(10),
+        scans: 3,
+        regions: 1000,
+        pages: 1 << 20,
+        uncounted: 0,
+    };
+
+    fn engine() -> Engine {
+        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+        engine.afforded = 1 << 20;
+        assert_eq!(engine.next_pace(TERMS, true), Pace(0.5));
+        engine
+    }
+
+    /// The hottest region.
+    fn heat(engine: &Engine) -> f32 {
+        let regions = engine.targets[&ID].map.regions();
+        regions.iter().map(Region::latest).fold(0.0, f32::max)
+    }
+
+    #[test]
+    fn in_half_an_epoch_half_as_much_is_moved() {
+        let of = |table: TierTable| {
+            let settings = EngineSettings {
+                move_bytes: Bytes::from_mib(4),
+                ..EngineSettings::default()
+            };
+            let mut engine = Engine::new(settings, table, 1);
+            let first = engine.step(&observation(10, Vec::new(), 0));
+            let mut second = observation(20, first.samples.clone(), 8 * MIB);
+            second.residency = slow(&first);
+            let plan = engine.step(&second);
+            let moved: Bytes = plan.moves.iter().map(|m| m.limit).sum();
+            (plan.interval, moved)
+        };
+        let half = (Nanos::from_secs(5), Bytes::from_mib(2));
+        assert_eq!(of(tiers(None)), half);
+        // Where nothing can be decided nothing is gained by it.
+        let all = tiers(None);
+        let only = TierTable::new(
+            vec![all.tiers()[0].clone()],
+            vec![all.nodes()[0].clone()],
+            vec![all.paths()[0]],
+        );
+        assert_eq!(of(only.unwrap()), (Nanos::from_secs(10), Bytes::ZERO));
+    }
+
+    #[test]
+    fn what_was_counted_is_restated_when_epochs_become_shorter_or_longer() {
+        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+        let mut plan = engine.step(&observation(10, Vec::new(), 0));
+        engine.pace = Pace::WHOLE;
+        let mut seen = |engine: &mut Engine, second| {
+            plan = engine.step(&observation(second, plan.samples.clone(), 8 * MIB));
+            heat(engine)
+        };
+        let half = seen(&mut engine, 20);
+        assert!((2.0..3.0).contains(&half), "{half}");
+        assert!(seen(&mut engine, 25) >= 3.0);
+        // As a policy does that has none.
+        engine.policy = policy::build(&crate::tiering::settings::PolicySettings {
+            name: crate::tiering::settings::PolicyName::HmKeeper,
+            ..engine.settings.policy
+        });
+        assert!((engine.policy.pace() - 1.0).abs() < 1e-9);
+        assert!(seen(&mut engine, 30) >= 2.9);
+        assert_eq!(engine.interval(), Nanos::from_secs(10));
+    }
+
+    #[test]
+    fn epochs_stay_as_configured_where_shorter_ones_cost_anything() {
+        let whole = |engine: &Engine, terms, decides| {
+            assert_eq!(engine.next_pace(terms, decides), Pace::WHOLE);
+        };
+        whole(&engine(), TERMS, false);
+        // Nothing is left for samples once what every epoch costs is paid for.
+        let limit = 1e-7;
+        whole(&engine(), Terms { limit, ..TERMS }, true);
+        // Windows cannot be shorter.
+        let mut brief = engine();
+        brief.settings.profiling.interval = Nanos::from_millis(500);
+        whole(&brief, TERMS, true);
+        // Looks for all, and to begin with some more.
+        let mut engine = engine();
+        for (afforded, before, after) in [
+            (3000, 1.0, 0.5),
+            (2999, 1.0, 1.0),
+            (1000, 0.5, 0.5),
+            (999, 0.5, 1.0),
+        ] {
+            (engine.afforded, engine.pace) = (afforded, Pace(before));
+            assert_eq!(engine.next_pace(TERMS, true), Pace(after), "{afforded}");
+        }
+    }
+}
