@@ -75,8 +75,14 @@ mod tests {
         uncounted: 0,
     };
 
+    fn half() -> EngineSettings {
+        let mut settings = EngineSettings::default();
+        settings.policy.adaptive.pace = 0.5;
+        settings
+    }
+
     fn engine() -> Engine {
-        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+        let mut engine = Engine::new(half(), tiers(None), 1);
         engine.afforded = 1 << 20;
         assert_eq!(engine.next_pace(TERMS, true), Pace(0.5));
         engine
@@ -93,7 +99,7 @@ mod tests {
         let of = |table: TierTable| {
             let settings = EngineSettings {
                 move_bytes: Bytes::from_mib(4),
-                ..EngineSettings::default()
+                ..half()
             };
             let mut engine = Engine::new(settings, table, 1);
             let first = engine.step(&observation(10, Vec::new(), 0));
@@ -117,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_restated_when_epochs_become_shorter_or_longer() {
-        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+        let mut engine = Engine::new(half(), tiers(None), 1);
         let mut plan = engine.step(&observation(10, Vec::new(), 0));
         engine.pace = Pace::WHOLE;
         let mut seen = |engine: &mut Engine, second| {
