@@ -289,12 +289,9 @@ fn allowance(terms: Terms) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const TERMS: Terms = Terms {
+impl Terms {
+    /// Of one busy CPU.
+    pub(crate) const FOR_TESTS: Self = Self {
         load: 1.0,
         limit: 0.05,
         interval: Nanos::from_secs(10),
@@ -303,6 +300,15 @@ mod tests {
         pages: 1 << 20,
         uncounted: 0,
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TERMS: Terms = Terms::FOR_TESTS;
 
     /// What an epoch of so many samples costs at 2 µs a scan, 50 ns a page
     /// counted, and so much besides.

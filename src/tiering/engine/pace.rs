@@ -66,13 +66,8 @@ mod tests {
     use crate::units::Bytes;
 
     const TERMS: Terms = Terms {
-        load: 1.0,
-        limit: 0.05,
-        interval: Nanos::from_secs(10),
-        scans: 3,
         regions: 1000,
-        pages: 1 << 20,
-        uncounted: 0,
+        ..Terms::FOR_TESTS
     };
 
     fn half() -> EngineSettings {
