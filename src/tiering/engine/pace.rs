@@ -1,10 +1,11 @@
 //! How long epochs are meant to be: as configured, or shorter where the policy asks for that.
 //!
 //! A policy that gains by it may have epochs that are shorter than configured ([`Policy::pace`]).
-//! It has them where that costs nothing else: where it decides for anybody; where the limit pays for
-//! what every epoch costs also in a shorter one; where that has windows short enough to tell rates apart; and where every region has
-//! a look in it. To begin with half as many looks again are asked for, so that the length does not
-//! change to and fro. Whenever it changes, what was counted is restated: half an epoch sees less.
+//! It has them where that costs nothing else: where it decides for anybody; where the limit pays
+//! for what every epoch costs also in a shorter one; where windows can be as much shorter; and
+//! where every region has a look. To begin with half as many looks again are asked for, so that
+//! the length does not change to and fro. Whenever it changes, what was counted is restated: half
+//! an epoch sees less.
 //!
 //! [`Policy::pace`]: crate::tiering::policy::Policy::pace
 
