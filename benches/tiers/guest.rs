@@ -63,6 +63,16 @@ pub(crate) fn measure_all(runs: &[Run], size: Size) -> Result<(), String> {
     Ok(())
 }
 
+/// Writes a line for each system: what this kernel lacks for it, or null.
+pub(crate) fn missing_all(systems: &[String]) -> Result<(), String> {
+    for name in systems {
+        let system = system::named(name, 1.0).ok_or_else(|| format!("no system {name}"))?;
+        let text = serde_json::to_string(&system.missing()).map_err(|e| e.to_string())?;
+        println!("{text}");
+    }
+    Ok(())
+}
+
 fn measure(run: &Run, size: Size) -> Result<Measured, String> {
     let workload = run.workload.as_str();
     let system = system::named(&run.system, run.pace);

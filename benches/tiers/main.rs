@@ -19,6 +19,7 @@
     reason = "sizes of this machine's memory, and drawing"
 )]
 
+mod boot;
 mod chart;
 mod guest;
 mod results;
@@ -58,6 +59,9 @@ enum Verb {
         #[arg(long, value_enum, default_value = "normal")]
         size: Size,
     },
+    /// In the guest: what its kernel lacks for these systems
+    #[command(hide = true)]
+    Missing { systems: Vec<String> },
     /// A workload
     #[command(hide = true)]
     Workload {
@@ -74,6 +78,7 @@ fn main() -> ExitCode {
         Verb::Run(options) => run::run(&options),
         Verb::Show(options) => run::show(&options),
         Verb::Guest { runs, size } => guest::measure_all(&runs, size),
+        Verb::Missing { systems } => guest::missing_all(&systems),
         Verb::Workload { name, size } => workload::run(&name, size),
     };
     match result {

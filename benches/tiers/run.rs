@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
@@ -11,23 +11,8 @@ use nix::sys::resource::{UsageWho, getrusage};
 
 use crate::results::{self, Job, Measured, Row};
 use crate::sets::{Choice, Set};
-use crate::{chart, guest, system, table, workload};
+use crate::{boot, chart, guest, system, table, workload};
 
-/// Of memory on node 0, the fastest.
-const FAST_NODE: &str = "320M";
-/// The same where everything shall fit there.
-const FAST_NODE_BOUND: &str = "2G";
-/// The modelled machine (`tests/vm/tierlat`).
-const MACHINE: &str = "hm-keeper";
-/// CPUs of each socket: one for the workload, and one of node 0 for what the kernel and the
-/// daemon do beside it (kswapd runs on its node's CPUs only).
-const CPUS: &str = "2";
-/// Seconds after which a guest is given up: in which a time is taken, and one for several short runs.
-const TIMEOUT: &str = "1800";
-const SHORT_TIMEOUT: &str = "600";
-/// What vm-run says when a guest died: now and then one does when it boots, as tests/vm/run-tests
-/// has it, and is started once more.
-const GUEST_DIED: i32 = 126;
 /// Of a run, before any was done.
 const GUESS: Duration = Duration::from_secs(60);
 
@@ -94,6 +79,12 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
             println!("{name}: skipped: {why}");
             choice.absent.push(name);
         }
+    }
+    let by_kernel = system::BY_KERNEL.into_iter();
+    let asked: Vec<&'static str> = by_kernel.filter(|n| set.has_system(n, &choice)).collect();
+    for (name, why) in boot::missing(&asked)? {
+        println!("{name}: skipped: {why}");
+        choice.absent.push(name);
     }
     let jobs = set.jobs(&choice);
     let todo: Vec<&Job> = jobs
@@ -213,8 +204,9 @@ pub(crate) fn show(options: &Options) -> Result<(), String> {
 /// How many times longer everything takes in the guest than on the modelled machine.
 fn stretch() -> Result<f64, String> {
     let file = format!(
-        "{}/tests/vm/tierlat/{MACHINE}.preset",
-        env!("CARGO_MANIFEST_DIR")
+        "{}/tests/vm/tierlat/{}.preset",
+        env!("CARGO_MANIFEST_DIR"),
+        boot::MACHINE
     );
     let text = std::fs::read_to_string(&file).map_err(|e| format!("{file}: {e}"))?;
     let scale = text.lines().find_map(|l| l.strip_prefix("scale "));
@@ -237,66 +229,13 @@ struct Brought<'a> {
 fn boot<'a>(jobs: &'a [&'a Job], set: &Set) -> Brought<'a> {
     let begin = Instant::now();
     let before = host_others();
-    let results = measure(jobs, set).unwrap_or_else(|e| vec![Err(e); jobs.len()]);
+    let results = boot::measure(jobs, set).unwrap_or_else(|e| vec![Err(e); jobs.len()]);
     Brought {
         jobs,
         results,
         took: begin.elapsed(),
         others: (host_others() - before).max(0.0),
     }
-}
-
-fn measure(jobs: &[&Job], set: &Set) -> Result<Vec<Result<Measured, String>>, String> {
-    let me = std::env::current_exe().map_err(|e| format!("this program: {e}"))?;
-    let node = if jobs.iter().any(|job| job.system == system::BOUND) {
-        FAST_NODE_BOUND
-    } else {
-        FAST_NODE
-    };
-    let runs = jobs.iter().map(|job| {
-        let run = guest::Run {
-            workload: job.workload.to_owned(),
-            system: job.system.to_owned(),
-            pace: job.pace,
-        };
-        run.to_string()
-    });
-    let timeout = if set.is_timed() {
-        TIMEOUT
-    } else {
-        SHORT_TIMEOUT
-    };
-    let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm/vm-run"));
-    command
-        .args(["--latency", MACHINE, "--timeout", timeout, "--cpus", CPUS])
-        .args(["--node-size", &format!("0={node}"), "--"])
-        .arg(me)
-        .args(["guest", "--size", guest::size_name(set.size)])
-        .args(runs)
-        .stdin(Stdio::null());
-    let mut run = || {
-        let output = command.output();
-        output.map_err(|e| format!("tests/vm/vm-run: {e}"))
-    };
-    let mut output = run()?;
-    if output.status.code() == Some(GUEST_DIED) {
-        output = run()?;
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let mut results = Vec::new();
-    for line in text.lines() {
-        let result: Result<Measured, String> =
-            serde_json::from_str(line).map_err(|e| format!("result {line:?}: {e}"))?;
-        results.push(result);
-    }
-    if results.len() < jobs.len() {
-        // What the plugin counted comes last, and tells nothing of the failure.
-        let said = String::from_utf8_lossy(&output.stderr);
-        let lines: Vec<&str> = said.lines().filter(|l| !l.starts_with("node ")).collect();
-        let tail = lines[lines.len().saturating_sub(12)..].join("\n");
-        results.resize(jobs.len(), Err(format!("{}: {tail}", output.status)));
-    }
-    Ok(results)
 }
 
 /// CPU seconds since the host's start that were not taken by this program and what it has run.

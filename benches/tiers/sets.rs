@@ -142,11 +142,7 @@ impl Set {
     /// With which paces a system runs; `None`: it does not.
     fn paces(&self, system: &str, choice: &Choice) -> Option<Vec<f64>> {
         let own = self.systems.iter().find(|(name, _)| *name == system);
-        let is_in = if choice.systems.is_empty() {
-            own.is_some()
-        } else {
-            choice.has_system(system)
-        };
+        let is_in = choice.has_system(system) && (own.is_some() || !choice.systems.is_empty());
         let paces = match own {
             _ if !system::has_periods(system) => vec![1.0],
             _ if !choice.paces.is_empty() => choice.paces.clone(),
@@ -154,6 +150,14 @@ impl Set {
             None => vec![1.0],
         };
         is_in.then_some(paces)
+    }
+
+    /// Whether it runs this system.
+    pub(crate) fn has_system(&self, system: &str, choice: &Choice) -> bool {
+        match self.systems {
+            [] => choice.has_system(system),
+            _ => self.paces(system, choice).is_some(),
+        }
     }
 
     /// Whether its times say anything.
@@ -184,10 +188,13 @@ impl Set {
             .workloads()
             .filter(|w| !choice.absent.contains(w))
             .collect();
-        let count = workloads.len().max(system::NAMES.len());
+        let systems: Vec<&'static str> = system::NAMES
+            .into_iter()
+            .filter(|s| !choice.absent.contains(s))
+            .collect();
+        let count = workloads.len().max(systems.len());
         (0..count)
-            .map(|i| (i % workloads.len(), i % system::NAMES.len()))
-            .map(|(w, s)| (workloads[w], system::NAMES[s]))
+            .map(|i| (workloads[i % workloads.len()], systems[i % systems.len()]))
             .filter(|(workload, system)| choice.has_workload(workload) && choice.has_system(system))
             .map(|(workload, system)| self.job(workload, system, system::short_pace(system), 1))
             .collect()
@@ -205,7 +212,7 @@ impl Set {
         let lost: Vec<&str> = self
             .workloads()
             .filter(|w| choice.has_workload(w))
-            .chain(system::NAMES)
+            .chain(system::NAMES.into_iter().filter(|s| choice.has_system(s)))
             .filter(|name| !is_there(name))
             .collect();
         if lost.is_empty() {
@@ -230,7 +237,7 @@ pub(crate) struct Choice {
     /// Runs of each, instead of the set's
     #[arg(long)]
     runs: Option<u32>,
-    /// Workloads whose program is not installed.
+    /// Workloads whose program is not installed, and systems that the kernel lacks.
     #[arg(skip)]
     pub(crate) absent: Vec<&'static str>,
 }
@@ -242,7 +249,8 @@ impl Choice {
     }
 
     fn has_system(&self, name: &str) -> bool {
-        self.systems.is_empty() || self.systems.iter().any(|n| n == name)
+        let is_wanted = self.systems.is_empty() || self.systems.iter().any(|n| n == name);
+        is_wanted && !self.absent.contains(&name)
     }
 
     /// Whether less is wanted than there is.

@@ -106,7 +106,29 @@ const fn hot(node: u32) -> Rule {
 /// One thread each.
 const RULES: [Rule; 4] = [COLD, hot(1), hot(2), hot(3)];
 
+/// The youngest of the files that it uses, and the first Linux that has it.
+const YOUNGEST: (&str, &str) = (
+    "0/contexts/0/monitoring_attrs/intervals/intervals_goal",
+    "6.15",
+);
+
 impl System for Damos {
+    fn missing(&self) -> Option<String> {
+        let (file, linux) = YOUNGEST;
+        let admin = Path::new(ADMIN);
+        let is_there = put(admin, "nr_kdamonds", "1")
+            .and_then(|()| put(admin, "0/contexts/nr_contexts", "1"))
+            .map(|()| admin.join(file).exists());
+        let _ = put(admin, "nr_kdamonds", "0");
+        match is_there {
+            Ok(true) => None,
+            Ok(false) => Some(format!(
+                "it needs DAMON as of Linux {linux}: this kernel has no {ADMIN}/{file}"
+            )),
+            Err(e) => Some(format!("it needs DAMON as of Linux {linux}: {e}")),
+        }
+    }
+
     fn start(&mut self, _: u32) -> Result<(), String> {
         let zones = std::fs::read_to_string("/proc/zoneinfo").map_err(|e| e.to_string())?;
         write(&format!("{ADMIN}/nr_kdamonds"), &RULES.len().to_string())?;

@@ -29,6 +29,9 @@ pub(crate) fn has_periods(name: &str) -> bool {
     !["first-touch", BOUND, "interleave"].contains(&name)
 }
 
+/// Those that not every kernel has what they need for.
+pub(crate) const BY_KERNEL: [&str; 2] = ["damos", "hmsdk"];
+
 /// At which it does something in a few seconds. `damos` does so anyway, and takes more CPU
 /// time the more often it looks.
 pub(crate) fn short_pace(name: &str) -> f64 {
@@ -45,6 +48,11 @@ pub(crate) const BOUND: &str = "bound";
 
 /// One of them, in the guest.
 pub(crate) trait System {
+    /// What this kernel lacks that it needs, if anything.
+    fn missing(&self) -> Option<String> {
+        None
+    }
+
     /// The command that the workload is started by, if any.
     fn wrapper(&self) -> Option<&'static [&'static str]> {
         None
