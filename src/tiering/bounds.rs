@@ -1,6 +1,6 @@
 //! Between which bounds the share of a target's accesses lies that each tier serves.
 //!
-//! **Unit.** Accesses per epoch that go to memory: misses of the CPU's caches.
+//! **Unit.** Accesses that go to memory in the epochs that are added up: misses of the CPU's caches.
 //!
 //! **Problem.** An estimate of shares ([`Estimates`](super::estimates::Estimates)) is off for two
 //! reasons. Few samples stand for much memory. And accessed bits saturate: what is seen in all
@@ -140,6 +140,7 @@ struct Stratum {
 }
 
 impl Stratum {
+    /// Adds the samples of another one.
     fn join(&mut self, other: &Self) {
         self.samples += other.samples;
         self.rate += other.rate;
@@ -147,6 +148,18 @@ impl Stratum {
         self.near_rate += other.near_rate;
         self.near_square += other.near_square;
         self.least += other.least;
+    }
+
+    /// And its memory.
+    fn join_all(&mut self, other: &Self) {
+        self.join(other);
+        self.full += other.full;
+        self.explained += other.explained;
+        self.accesses += other.accesses;
+        self.near_accesses += other.near_accesses;
+        self.doubt += other.doubt;
+        self.pages += other.pages;
+        self.weight += other.weight;
     }
 
     /// Of what single samples stand for, with so much of those near to full left out.
@@ -186,6 +199,24 @@ impl Strata {
             each: vec![Stratum::default(); CLASSES * tiers],
             pages: vec![0.0; tiers],
         }
+    }
+
+    /// Adds what was seen in another epoch; of another number of tiers nothing can be said.
+    pub fn join(&mut self, other: &Self) {
+        if self.tiers != other.tiers {
+            return;
+        }
+        for (mine, theirs) in self.each.iter_mut().zip(&other.each) {
+            mine.join_all(theirs);
+        }
+        for (mine, theirs) in self.pages.iter_mut().zip(&other.pages) {
+            *mine += theirs;
+        }
+    }
+
+    /// Whether no sample is behind it.
+    pub fn is_guessed(&self) -> bool {
+        self.each.iter().all(|stratum| stratum.samples <= 0.0)
     }
 
     fn at(&mut self, class: usize, tier: usize) -> &mut Stratum {

@@ -169,6 +169,7 @@ impl Engine {
         let differs = new.scans != old.scans || new.look_rule() != old.look_rule();
         self.settings = settings;
         self.tiers = tiers;
+        self.targets.values_mut().for_each(|t| t.latest.forget());
         if differs || span < before || span > before {
             self.restate(1.0);
         }
@@ -350,8 +351,8 @@ impl Engine {
         tracked.record(mine, asked, profiling.writes, |region, mine| {
             tracing.add(region, mine);
         });
-        let time = Time { cpu: busy, elapsed };
-        let surveyed = tracing.finish(&tracked.view_share, time, &mut tracked.saturation);
+        let time = (Time { cpu: busy, elapsed }, profiling.interval);
+        let surveyed = tracing.finish(&tracked.view_share, time, &mut tracked.latest);
         let totals = Totals::of(mine);
         let again = Again {
             accessed: totals.looks,

@@ -10,7 +10,13 @@
 //! without a sample has the region's mean, a region without one what was known of it last.
 //! Between which bounds that may be wrong is told by [`bounds`].
 //!
+//! Epochs that are shorter than configured ([`pace`]) have fewer samples, each of which saw less.
+//! So shares are those of the [`Latest`] epochs that last as long as a whole one, together.
+//!
+//! [`pace`]: super::pace
 //! [`Estimates`]: crate::tiering::estimates::Estimates
+
+use std::collections::VecDeque;
 
 use super::survey::Survey;
 use crate::tiering::bounds::{self, Limit, Mean, Reading, Saturation, Shares, Strata};
@@ -33,6 +39,54 @@ struct Gathered {
 pub(super) struct Time {
     pub(super) cpu: Nanos,
     pub(super) elapsed: Nanos,
+}
+
+/// Part of the configured interval that epochs last together which tell as much as a whole one: it
+/// takes a little more or less.
+const WHOLE: f64 = 0.9;
+
+/// What the shares of one target rest on, beside the epoch that ends.
+#[derive(Debug, Default)]
+pub(super) struct Latest {
+    /// The fewest epochs that last as long as the configured interval together; the latest first.
+    epochs: VecDeque<(Strata, Time)>,
+    /// What of its memory accessed bits say no more of than that it is accessed often.
+    saturation: Saturation,
+}
+
+impl Latest {
+    /// Windows are others now.
+    pub(super) fn restate(&mut self) {
+        self.saturation.forget();
+    }
+
+    /// Tiers are others now.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Adds an epoch: all of them together.
+    fn add(&mut self, strata: Strata, time: Time, interval: Nanos) -> (Strata, Time) {
+        self.saturation.learn(&strata);
+        // What was only guessed is nothing beside what was seen.
+        self.epochs.retain(|(seen, _)| !seen.is_guessed());
+        let (mut all, mut lasted) = (strata.clone(), time);
+        let is_whole =
+            |lasted: Time| lasted.elapsed.as_secs_f64() >= WHOLE * interval.as_secs_f64();
+        let mut used = 0;
+        for (strata, time) in &self.epochs {
+            if is_whole(lasted) {
+                break;
+            }
+            all.join(strata);
+            lasted.cpu += time.cpu;
+            lasted.elapsed += time.elapsed;
+            used += 1;
+        }
+        self.epochs.truncate(used);
+        self.epochs.push_front((strata, time));
+        (all, lasted)
+    }
 }
 
 /// What counts stand for, and where memory is.
@@ -86,17 +140,17 @@ impl<'a> Tracing<'a> {
         }
     }
 
-    /// The shares with their bounds, of a target that runs on these nodes; of `saturation` see
-    /// there.
+    /// The shares with their bounds, of a target that runs on these nodes, over the `latest`
+    /// epochs that last as long as the configured `interval`.
     pub(super) fn finish(
         self,
         runs_on: &[(NodeId, f64)],
-        time: Time,
-        saturation: &mut Saturation,
+        (time, interval): (Time, Nanos),
+        latest: &mut Latest,
     ) -> (Shares, Survey) {
-        saturation.learn(&self.strata);
+        let (strata, time) = latest.add(self.strata, time, interval);
         let limits = limits(self.lens.tiers, runs_on, time);
-        let shares = bounds::shares(&self.strata, saturation, &limits);
+        let shares = bounds::shares(&strata, &latest.saturation, &limits);
         (shares, self.survey)
     }
 
@@ -178,4 +232,92 @@ fn limits(tiers: &TierTable, runs_on: &[(NodeId, f64)], time: Time) -> Vec<Limit
         )
     };
     tiers.tiers().iter().map(|t| limit(&t.nodes)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiering::bounds::Fullness;
+
+    const INTERVAL: Nanos = Nanos::from_secs(10);
+
+    /// Of ten samples each, how often pages of two tiers are accessed.
+    fn seen(rates: [f64; 2]) -> Strata {
+        let mut strata = guessed(rates);
+        for (tier, rate) in rates.into_iter().enumerate() {
+            (0..10).for_each(|i| strata.sample(0, tier, &reading(rate * f64::from(i % 2) * 2.0)));
+        }
+        strata
+    }
+
+    /// The same without a sample.
+    fn guessed(rates: [f64; 2]) -> Strata {
+        let mut strata = Strata::new(2);
+        for (tier, rate) in rates.into_iter().enumerate() {
+            let mut mean = Mean::default();
+            (0..10).for_each(|_| mean.add(&reading(rate)));
+            strata.memory(0, tier, 10, &mean);
+        }
+        strata
+    }
+
+    fn reading(rate: f64) -> Reading {
+        Reading {
+            rate,
+            least: 0.0,
+            doubt: 0.0,
+            fullness: Fullness::Less,
+        }
+    }
+
+    /// Epochs of such a length, one after the other: what is told after the last.
+    fn told(epochs: &[(Strata, u64)]) -> (Shares, Time) {
+        let mut latest = Latest::default();
+        let mut told = (Strata::new(2), Time::default());
+        for (strata, seconds) in epochs {
+            let elapsed = Nanos::from_secs(*seconds);
+            let time = Time {
+                cpu: elapsed,
+                elapsed,
+            };
+            told = latest.add(strata.clone(), time, INTERVAL);
+        }
+        let shares = bounds::shares(&told.0, &latest.saturation, &[Limit::default(); 2]);
+        (shares, told.1)
+    }
+
+    #[test]
+    fn short_epochs_are_told_of_together_and_whole_ones_alone() {
+        let [first, second, third] = [[4.0, 0.0], [1.0, 1.0], [0.0, 2.0]].map(seen);
+        let ratio = |epochs: &[(Strata, u64)], ratio: f64, seconds| {
+            let (shares, time) = told(epochs);
+            assert!((shares.ratio[0] - ratio).abs() < 1e-9, "{shares:?}");
+            let seconds = Nanos::from_secs(seconds);
+            assert_eq!((time.cpu, time.elapsed), (seconds, seconds));
+        };
+        let all = |seconds: [u64; 3]| {
+            let mut seconds = seconds.into_iter();
+            [&first, &second, &third].map(|s| (s.clone(), seconds.next().expect("three")))
+        };
+        ratio(&all([5, 5, 5])[..1], 1.0, 5);
+        ratio(&all([5, 5, 5])[..2], 5.0 / 6.0, 10);
+        ratio(&all([5, 5, 5]), 0.25, 10);
+        ratio(&all([10, 10, 10]), 0.0, 10);
+        ratio(&all([10, 5, 5]), 0.25, 10);
+        ratio(&all([5, 5, 20]), 0.0, 20);
+        // Nearly whole, as a timer has it.
+        ratio(&all([9, 9, 9]), 0.0, 9);
+        ratio(&[(guessed([4.0, 0.0]), 5), (third.clone(), 5)], 0.0, 5);
+    }
+
+    #[test]
+    fn two_short_epochs_tell_more_than_one() {
+        let width = |epochs: usize| {
+            let (shares, _) = told(&vec![(seen([4.0, 4.0]), 5); epochs]);
+            shares.high[0] - shares.low[0]
+        };
+        let (one, two) = (width(1), width(2));
+        // As of twice as many samples, but for what does not depend on their number.
+        assert!(two < 0.8 * one && two > 0.6 * one, "{one} {two}");
+    }
 }

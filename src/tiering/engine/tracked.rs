@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::tiering::bounds::Saturation;
+use super::accesses::Latest;
 use crate::tiering::observation::{Looked, TargetId};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
@@ -47,8 +47,8 @@ pub(super) struct Tracked {
     pub(super) savings: Savings,
     /// What of it came back from swap.
     pub(super) returns: Returns,
-    /// What of its memory accessed bits say no more of than that it is accessed often.
-    pub(super) saturation: Saturation,
+    /// What its hit rates rest on.
+    pub(super) latest: Latest,
     /// Where the round of recounting residency goes on.
     recount: VirtAddr,
 }
@@ -70,7 +70,7 @@ impl Default for Tracked {
             extent: Extent::default(),
             savings: Savings::default(),
             returns: Returns::default(),
-            saturation: Saturation::default(),
+            latest: Latest::default(),
             recount: VirtAddr(0),
         }
     }
