@@ -14,6 +14,8 @@ use crate::units::{Bytes, PageRange, VirtAddr};
 /// Share of the scans by which neighbours have to differ to be kept apart at all, however
 /// sure it is: where many samples are, any two regions differ by something.
 const LEAST_APART: f32 = 1.0 / 12.0;
+/// Share of their pages that are written by which neighbours differ that stay apart.
+const APART_IN_WRITES: f32 = 0.5;
 
 /// Thresholds of one adaptation, in scans.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -174,9 +176,17 @@ fn alike(a: &Region, b: &Region, scans: u8, thresholds: Thresholds) -> bool {
         && a.seen == b.seen
         // What is moved to and fro would lose that in a neighbour.
         && a.flips == b.flips
+        && !differ_in_writes(a, b)
         && (a.latest - b.latest).abs() < thresholds.merge
         && (a.hotness - b.hotness).abs() < thresholds.merge
         && !differ(a, b, f32::from(scans), thresholds.surely)
+}
+
+/// Whether one is mostly written and the other mostly not: of both together it would no longer
+/// be known which, and what is written lies elsewhere where bandwidth is short.
+fn differ_in_writes(a: &Region, b: &Region) -> bool {
+    let written = a.written().zip(b.written());
+    written.is_some_and(|(a, b)| (a - b).abs() > APART_IN_WRITES)
 }
 
 /// How hotness changes from one region to the next, if they touch and it does.

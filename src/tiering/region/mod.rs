@@ -19,7 +19,7 @@
 //! [`SplitRule::Edges`] is ours (the module `edges`). With both a child's
 //! hotness continues the parent's average with the child's own count; a region
 //! merges at most once per epoch; and one whose samples contradict each other
-//! never merges.
+//! never merges, nor what is mostly written with what is mostly not.
 //!
 //! [`SplitRule::Halves`]: crate::tiering::settings::SplitRule::Halves
 //! [`SplitRule::Edges`]: crate::tiering::settings::SplitRule::Edges

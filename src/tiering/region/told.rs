@@ -69,3 +69,47 @@ pub(super) fn share_of(samples: Looked<'_>, is: impl Fn(&Tally) -> bool) -> f32 
     }
     such as f32 / all.max(1) as f32
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiering::observation::TargetId;
+    use crate::tiering::region::Thresholds;
+    use crate::units::{Bytes, PageRange, Pid, VirtAddr};
+
+    const MIB: u64 = 1 << 20;
+
+    /// How many regions are left of two that are as hot, of which one is written and the other
+    /// one as well, or not.
+    fn left(is_other_written: bool) -> usize {
+        let mut map = RegionMap::default();
+        let range = PageRange::new(VirtAddr(0), VirtAddr(4 * MIB)).unwrap();
+        map.sync(&[range], Bytes::from_mib(2));
+        let seen = [(0, true), (2 * MIB, is_other_written)].map(|(addr, written)| {
+            let sample = Sample {
+                target: TargetId(1),
+                pid: Pid(1),
+                addr: VirtAddr(addr),
+            };
+            let tally = Tally {
+                known: 3,
+                accessed: 1,
+                written,
+                ..Tally::default()
+            };
+            (sample, tally)
+        });
+        let asked = Asked {
+            writes: true,
+            ..Asked::default()
+        };
+        map.record_of(&seen, asked);
+        map.adapt_to(&seen, 3, Thresholds::FOR_TESTS);
+        map.regions().len()
+    }
+
+    #[test]
+    fn what_is_written_and_what_is_read_stay_apart() {
+        assert_eq!((left(true), left(false)), (1, 2));
+    }
+}
