@@ -438,7 +438,8 @@ fn a_small_limit_stretches_epochs_and_holds() {
     let before = machine.borrow().now();
     epochs.configure(settings(), epochs.tiers().clone());
     let report = turn(&mut epochs);
-    assert_eq!(report.interval, Nanos::from_secs(2));
+    // Half of what is configured: nothing is known that would not stay hot.
+    assert_eq!(report.interval, Nanos::from_secs(1));
     let took = machine.borrow().now().saturating_sub(before);
     assert!(took < Nanos::from_secs(3), "{took}");
 }

@@ -244,7 +244,7 @@ impl Engine {
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
         let before = self.pace;
-        let allotted = self.allot(seen, &told, paused.iter().any(Option::is_none));
+        let allotted = self.allot(seen, &told, &surveys, paused.iter().any(Option::is_none));
         self.afforded = allotted.samples * u64::from(self.pages_per_sample());
         self.deal(seen, &mut told);
         let moves = self.decide(seen, &told, &views, &paused, allotted.interval);
@@ -428,7 +428,13 @@ impl Engine {
     }
 
     /// What watching may do until the next step.
-    fn allot(&mut self, seen: &Observation, told: &[Told], decides: bool) -> Allotment {
+    fn allot(
+        &mut self,
+        seen: &Observation,
+        told: &[Told],
+        surveys: &[Survey],
+        decides: bool,
+    ) -> Allotment {
         let profiling = &self.settings.profiling;
         let maps = || self.targets.values().map(|t| &t.map);
         let terms = Terms {
@@ -446,7 +452,7 @@ impl Engine {
             moved: 0,
         };
         self.governor.learn(&seen.cost, again, terms);
-        self.pace = self.next_pace(terms, decides);
+        self.pace = self.next_pace(terms, surveys, decides);
         let terms = Terms {
             interval: self.interval(),
             ..terms

@@ -244,7 +244,7 @@ impl Default for AdaptiveSettings {
             rest_epochs: 2,
             first_bytes: Bytes(200_000_000),
             moving_limit: 0.1,
-            pace: 1.0,
+            pace: 0.5,
         }
     }
 }

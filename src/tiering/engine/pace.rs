@@ -2,19 +2,25 @@
 //!
 //! A policy that gains by it may have epochs that are shorter than configured ([`Policy::pace`]).
 //! It has them where that costs nothing else: where it decides for anybody; where the limit pays
-//! for what every epoch costs also in a shorter one; where windows can be as much shorter; and
-//! where every region has a look. To begin with half as many looks again are asked for, so that
-//! the length does not change to and fro. Whenever it changes, what was counted is restated: half
+//! for what every epoch costs also in a shorter one; where windows can be as much shorter;
+//! where every region has a look; and where most accesses go to what is accessed several times even in
+//! a shorter one: what is seen once in two of them is not told from what is cold. To begin with some more
+//! of both is asked for, so that the length does not change to and fro. Whenever it changes, what was counted is restated: half
 //! an epoch sees less.
 //!
 //! [`Policy::pace`]: crate::tiering::policy::Policy::pace
 
 use super::Engine;
+use super::survey::Survey;
 use crate::tiering::governor::Terms;
 use crate::units::Nanos;
 
-/// Looks for each region that are asked for before epochs become shorter.
+/// So many times what is asked for of anything has to be there before epochs become shorter.
 const PLENTY: f64 = 1.5;
+/// In an epoch what is accessed more often than that is surely seen, and often seen in two scans.
+const CLEAR: f64 = 2.0;
+/// Of all accesses this share has to go to such memory.
+const CLEAR_SHARE: f64 = 0.4;
 
 /// A share of what is configured, above 0, at most 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,17 +45,20 @@ impl Pace {
 }
 
 impl Engine {
-    /// How long the next epoch is to be. `terms` are those of the one that ends; `decides`:
-    /// whether the policy decides for anybody.
-    pub(super) fn next_pace(&self, terms: Terms, decides: bool) -> Pace {
+    /// How long the next epoch is to be. `terms` and `surveys` are those of the one that ends;
+    /// `decides`: whether the policy decides for anybody.
+    pub(super) fn next_pace(&self, terms: Terms, surveys: &[Survey], decides: bool) -> Pace {
         let pace = Pace(self.policy.pace());
         let profiling = &self.settings.profiling;
         let interval = pace.of(profiling.interval);
-        let looks = self.afforded as f64 * pace.0 / self.pace.0;
+        let shorter = pace.0 / self.pace.0;
+        let looks = self.afforded as f64 * shorter;
         let wanted = if self.pace.is_short() { 1.0 } else { PLENTY };
         let is_paid = self.governor.needed_stretch(Terms { interval, ..terms }) <= 1.0;
+        let clear = Survey::share_above(surveys, &self.rates, CLEAR / shorter);
         let is_free = is_paid
             && decides
+            && clear.is_none_or(|share| share >= wanted * CLEAR_SHARE)
             && looks >= wanted * terms.regions as f64
             && self.span.fits_in(interval, profiling.scans);
         if is_free { pace } else { Pace::WHOLE }
@@ -64,24 +73,29 @@ mod tests {
     use crate::tiering::region::Region;
     use crate::tiering::settings::EngineSettings;
     use crate::tiering::tier::TierTable;
-    use crate::units::Bytes;
+    use crate::units::{Bytes, NodeId, PageRange, VirtAddr};
 
     const TERMS: Terms = Terms {
         regions: 1000,
         ..Terms::FOR_TESTS
     };
 
-    fn half() -> EngineSettings {
-        let mut settings = EngineSettings::default();
-        settings.policy.adaptive.pace = 0.5;
-        settings
+    fn engine() -> Engine {
+        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+        engine.afforded = 1 << 20;
+        assert_eq!(engine.next_pace(TERMS, &[], true), Pace(0.5));
+        engine
     }
 
-    fn engine() -> Engine {
-        let mut engine = Engine::new(half(), tiers(None), 1);
-        engine.afforded = 1 << 20;
-        assert_eq!(engine.next_pace(TERMS, true), Pace(0.5));
-        engine
+    /// Of as much memory each that has such counts.
+    fn survey(counts: &[f32]) -> [Survey; 1] {
+        let mut survey = Survey::new(3, 1);
+        for (at, &count) in (0..).zip(counts) {
+            let start = VirtAddr(at * MIB);
+            let range = PageRange::new(start, VirtAddr(start.0 + MIB)).unwrap();
+            survey.add(&Region::for_test(range, count, &[(NodeId(0), 256)]));
+        }
+        [survey]
     }
 
     /// The hottest region.
@@ -95,7 +109,7 @@ mod tests {
         let of = |table: TierTable| {
             let settings = EngineSettings {
                 move_bytes: Bytes::from_mib(4),
-                ..half()
+                ..EngineSettings::default()
             };
             let mut engine = Engine::new(settings, table, 1);
             let first = engine.step(&observation(10, Vec::new(), 0));
@@ -119,7 +133,7 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_restated_when_epochs_become_shorter_or_longer() {
-        let mut engine = Engine::new(half(), tiers(None), 1);
+        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
         let mut plan = engine.step(&observation(10, Vec::new(), 0));
         engine.pace = Pace::WHOLE;
         let mut seen = |engine: &mut Engine, second| {
@@ -142,7 +156,7 @@ mod tests {
     #[test]
     fn epochs_stay_as_configured_where_shorter_ones_cost_anything() {
         let whole = |engine: &Engine, terms, decides| {
-            assert_eq!(engine.next_pace(terms, decides), Pace::WHOLE);
+            assert_eq!(engine.next_pace(terms, &[], decides), Pace::WHOLE);
         };
         whole(&engine(), TERMS, false);
         // Nothing is left for samples once what every epoch costs is paid for.
@@ -161,7 +175,33 @@ mod tests {
             (999, 0.5, 1.0),
         ] {
             (engine.afforded, engine.pace) = (afforded, Pace(before));
-            assert_eq!(engine.next_pace(TERMS, true), Pace(after), "{afforded}");
+            assert_eq!(
+                engine.next_pace(TERMS, &[], true),
+                Pace(after),
+                "{afforded}"
+            );
         }
+    }
+
+    #[test]
+    #[allow(clippy::cast_possible_truncation)]
+    fn what_only_a_whole_epoch_tells_apart_keeps_epochs_whole() {
+        let mut engine = engine();
+        let pace = |engine: &Engine, counts: &[f32]| engine.next_pace(TERMS, &survey(counts), true);
+        engine.pace = Pace::WHOLE;
+        let counts = |rate: f64| engine.rates.count(rate) as f32;
+        // Twice and a bit in half an epoch; once and a bit.
+        let (often, seldom) = (counts(5.0), counts(3.0));
+        assert_eq!(pace(&engine, &[often, 0.0]), Pace(0.5));
+        assert_eq!(pace(&engine, &[seldom, 0.0]), Pace::WHOLE);
+        // Of all accesses enough go to what is accessed often; in a short epoch fewer are enough.
+        assert_eq!(pace(&engine, &[often, seldom]), Pace(0.5));
+        assert_eq!(pace(&engine, &[often, seldom, seldom]), Pace::WHOLE);
+        engine.pace = Pace(0.5);
+        let (often, seldom) = (counts(2.5), counts(1.5));
+        assert_eq!(pace(&engine, &[often, seldom, seldom]), Pace(0.5));
+        assert_eq!(pace(&engine, &[often, seldom, seldom, seldom]), Pace::WHOLE);
+        // Nothing is known yet.
+        assert_eq!(pace(&engine, &[0.0]), Pace(0.5));
     }
 }

@@ -1,6 +1,7 @@
 //! What the regions of a target come to: what of it lies where, how hot.
 
 use crate::tiering::region::Region;
+use crate::tiering::windows::Rates;
 use crate::units::{Bytes, NodeId};
 
 /// Counts are told apart in so many steps.
@@ -67,6 +68,22 @@ impl Survey {
     pub(super) fn above(&self, count: f64) -> Bytes {
         let first = step(count, self.scans);
         self.by_count[first..].iter().copied().sum()
+    }
+
+    /// Which share of the accesses goes to what is accessed more often than that per epoch, to a
+    /// step; `None` where nothing was seen accessed.
+    pub(super) fn share_above(surveys: &[Self], rates: &Rates, rate: f64) -> Option<f64> {
+        let (mut all, mut above) = (0.0, 0.0);
+        for survey in surveys {
+            for (step, bytes) in survey.by_count.iter().enumerate() {
+                let count = step as f64 / STEPS as f64 * f64::from(survey.scans);
+                let each = rates.of(count);
+                let accesses = each * bytes.as_f64();
+                all += accesses;
+                above += if each > rate { accesses } else { 0.0 };
+            }
+        }
+        (all > 0.0).then(|| above / all)
     }
 
     /// What is written in an epoch, where that is known of any.

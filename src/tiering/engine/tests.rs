@@ -394,7 +394,8 @@ fn one_tier_is_a_reason_to_do_nothing() {
 fn silence_of_a_busy_target_means_a_blind_sampler() {
     let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
     let mut plan = engine.step(&observation(10, Vec::new(), 0));
-    for (second, want) in [(20, vec![]), (30, vec![PauseReason::SamplerBlind])] {
+    let blind = [vec![], vec![], vec![], vec![PauseReason::SamplerBlind]];
+    for (second, want) in (20..).step_by(5).zip(blind) {
         plan = engine.step(&observation(second, plan.samples, 0));
         assert_eq!(plan.report.paused, want);
     }

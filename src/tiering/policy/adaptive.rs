@@ -30,7 +30,7 @@
 //! pays. Where nothing pays it stays as it is, and nothing is moved: what changes then is
 //! followed at once.
 //!
-//! Epochs may be shorter than configured (`pace`, if it is set) at first, and while there is something to exchange that
+//! Epochs are shorter than configured (`pace`) at first, and while there is something to exchange that
 //! is still worth something an epoch later: what has just become hot is moved sooner, and what is hot
 //! for less than an epoch is seen. Where all of it is gone, as where a program sweeps, a short epoch
 //! would take for lasting what only looks so; and where nothing is to be exchanged nothing is gained.

@@ -98,7 +98,6 @@ fn what_is_hot_for_a_moment_is_moved_for_a_while_only() {
     // So that one region is much of what may be moved, and tells.
     let mut policy = Adaptive::new(AdaptiveSettings {
         first_bytes: Bytes::from_mib(4),
-        pace: 0.5,
         ..AdaptiveSettings::default()
     });
     let is_quick = |policy: &Adaptive| policy.pace() < 1.0;
@@ -143,10 +142,7 @@ fn epochs_are_as_configured_where_nodes_answer_late_or_nothing_is_to_be_done() {
         testing::decide(policy, scene, ALL);
         policy.pace()
     };
-    let mut policy = Adaptive::new(AdaptiveSettings {
-        pace: 0.5,
-        ..AdaptiveSettings::default()
-    });
+    let mut policy = adaptive();
     let idle = Scene::of(&hot, [2, 0, 0, 100]);
     assert!(pace(&mut policy, idle) < 1.0);
     let late = [(NodeId(0), 3.0)];
