@@ -19,8 +19,8 @@ use accuracy::damon::{self, Attributes, Damon};
 use accuracy::score::{Belief, Score, Truth, score};
 use accuracy::thermostat::Thermostat;
 use common::{
-    Daemon, INTERVAL, Site, Workload, hmkeeper, in_guest, number, percent, pid_of, seconds,
-    short_or_full,
+    Daemon, INTERVAL, Site, Workload, body_as_shipped, hmkeeper, in_guest, number, percent, pid_of,
+    seconds, short_or_full,
 };
 use hmkeeper::record::{Replay, file::Reader};
 use hmkeeper::tiering::region::RegionMap;
@@ -38,6 +38,8 @@ const SCANS: f64 = 3.0;
 const SHIPPED: Duration = Duration::from_secs(10);
 /// F1 that this has to reach where a bound holds.
 const LEAST_AT_ONE_PERCENT: f64 = 0.85;
+/// Of what is touched so often in one epoch others would make another: all look at the same.
+const WHOLE_EPOCHS: &str = "[policy.adaptive]\npace = 1.0";
 /// Share of the target's CPU time.
 const LIMIT: f64 = 0.05;
 /// Of DAMON's checks, that call a region hot; one for all.
@@ -290,7 +292,8 @@ fn daemon(case: &Case, profiling: &str, interval: Duration) -> Outcome {
     let (mut workload, mut timeline) = start(case, interval);
     let before = workload.throughput(4);
     let site = Site::new().every(interval);
-    site.write_config_of(workload.pid(), profiling);
+    let more = format!("{profiling}\n{WHOLE_EPOCHS}");
+    site.write_config(&body_as_shipped(interval, workload.pid(), &more));
     let recording = site.path("a.rec");
     let mut command = hmkeeper();
     command.args(["run", "--dry-run", "--config"]);
