@@ -11,7 +11,8 @@ mod common;
 mod tierlat;
 
 use common::{
-    Daemon, Site, Workload, body, hmkeeper, in_guest, number, percent, short_or_full, target,
+    Daemon, INTERVAL, Site, Workload, body, hmkeeper, in_guest, number, percent, short_or_full,
+    target,
 };
 use hmkeeper::sys::move_pages::{Which, move_to};
 use hmkeeper::units::{NodeId, Pid, VirtAddr};
@@ -23,7 +24,7 @@ const SETTLES: u64 = 8;
 /// How far a share may be from the truth where nothing saturates, over all epochs together.
 const TOLERANCE: f64 = 0.05;
 /// And how wide its bounds may be there, on average over epochs and nodes, with so many samples
-/// in an epoch. How many are paid for follows the host, and the error of fewer is larger by
+/// in a whole epoch. How many are paid for follows the host, and the error of fewer is larger by
 /// the square root.
 const NARROW: f64 = 0.25;
 const SAMPLES: f64 = 500.0;
@@ -90,7 +91,7 @@ fn truth() -> Vec<f64> {
 
 /// Shares of nodes 0 to 3 by what the daemon exports, in the epoch just over, and from how
 /// many samples.
-fn exported(daemon: &Daemon, pid: u32) -> (Vec<Told>, u64) {
+fn exported(daemon: &Daemon, pid: u32) -> (Vec<Told>, f64) {
     let status = daemon.epochs(1);
     let mut shares = vec![Told::default(); NODES as usize];
     let tiers = target(&status, pid).expect("the target")["tiers"].as_array();
@@ -106,7 +107,10 @@ fn exported(daemon: &Daemon, pid: u32) -> (Vec<Told>, u64) {
             high: of("access_ratio_high"),
         };
     }
-    (shares, number(&status, pid, "samples"))
+    // Shares are of as many epochs as last as long as a whole one.
+    let length = status["epoch_seconds"].as_f64().expect("a length");
+    let of_one = number(&status, pid, "samples") as f64;
+    (shares, of_one * (INTERVAL.as_secs_f64() / length).max(1.0))
 }
 
 fn parts(values: &[f64]) -> Vec<f64> {
@@ -217,7 +221,7 @@ fn compare(form: &Form) -> Found {
     let mut bounds = vec![(0.0, 0.0); NODES as usize];
     for _ in 0..epochs {
         let (told, samples) = exported(&daemon, workload.pid());
-        found.samples += samples as f64 / f64::from(epochs);
+        found.samples += samples / f64::from(epochs);
         let now = truth();
         let misses: Vec<f64> = now.iter().zip(&before).map(|(a, b)| a - b).collect();
         before = now;

@@ -150,7 +150,7 @@ impl Stratum {
         self.least += other.least;
     }
 
-    /// And its memory.
+    /// Adds the samples and the memory of another one.
     fn join_all(&mut self, other: &Self) {
         self.join(other);
         self.full += other.full;
@@ -201,22 +201,15 @@ impl Strata {
         }
     }
 
-    /// Adds what was seen in another epoch; of another number of tiers nothing can be said.
+    /// Adds what was seen in another epoch, of as many tiers.
     pub fn join(&mut self, other: &Self) {
-        if self.tiers != other.tiers {
-            return;
-        }
+        debug_assert_eq!(self.tiers, other.tiers);
         for (mine, theirs) in self.each.iter_mut().zip(&other.each) {
             mine.join_all(theirs);
         }
         for (mine, theirs) in self.pages.iter_mut().zip(&other.pages) {
             *mine += theirs;
         }
-    }
-
-    /// Whether no sample is behind it.
-    pub fn is_guessed(&self) -> bool {
-        self.each.iter().all(|stratum| stratum.samples <= 0.0)
     }
 
     fn at(&mut self, class: usize, tier: usize) -> &mut Stratum {
@@ -307,7 +300,7 @@ impl Saturation {
     }
 }
 
-/// Misses that a tier can serve in an epoch at most.
+/// Misses that a tier can serve at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limit {
     /// In the target's CPU time.
@@ -317,7 +310,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// In so much CPU time at such a latency, in an epoch of such a length, over a way of
+    /// In so much CPU time at such a latency, in such a time, over a way of
     /// such a bandwidth where that is known.
     pub fn new(cpu: Nanos, latency: Nanos, elapsed: Nanos, way: Option<Bandwidth>) -> Self {
         let by_cpu = SLACK * UNDER_WAY * cpu.0 as f64 / latency.0.max(1) as f64;

@@ -168,8 +168,10 @@ impl Engine {
         let span = self.span.get();
         let differs = new.scans != old.scans || new.look_rule() != old.look_rule();
         self.settings = settings;
-        self.tiers = tiers;
-        self.targets.values_mut().for_each(|t| t.latest.forget());
+        if tiers != self.tiers {
+            self.tiers = tiers;
+            self.targets.values_mut().for_each(|t| t.latest.forget());
+        }
         if differs || span < before || span > before {
             self.restate(1.0);
         }
@@ -344,6 +346,7 @@ impl Engine {
             tiers: &self.tiers,
             estimates: &self.estimates,
             rates: &self.rates,
+            interval: profiling.interval,
             ema: thresholds.ema,
             scans: profiling.scans,
             epoch: self.epoch,
@@ -351,7 +354,7 @@ impl Engine {
         tracked.record(mine, asked, profiling.writes, |region, mine| {
             tracing.add(region, mine);
         });
-        let time = (Time { cpu: busy, elapsed }, profiling.interval);
+        let time = Time { cpu: busy, elapsed };
         let surveyed = tracing.finish(&tracked.view_share, time, &mut tracked.latest);
         let totals = Totals::of(mine);
         let again = Again {
@@ -424,6 +427,8 @@ impl Engine {
                 WindowRule::Tapered | WindowRule::Equal => 0.0,
             },
             coverage: self.coverage,
+            // The same here.
+            apart_in_writes: Thresholds::APART_IN_WRITES / (1.0 - raised),
         }
     }
 

@@ -228,7 +228,8 @@ pub struct AdaptiveSettings {
     pub first_bytes: Bytes,
     /// Share of the targets' CPU time that moving may cost.
     pub moving_limit: f64,
-    /// How long epochs are while what is moved lasts, as a share of the configured interval.
+    /// How long epochs are at first and while what is moved lasts, as a share of the configured
+    /// interval, where that costs nothing else.
     pub pace: f64,
 }
 

@@ -34,7 +34,7 @@ struct Gathered {
     on: Vec<(NodeId, Mean)>,
 }
 
-/// What a target could do in an epoch: CPU time for its memory, and how long the epoch was.
+/// What a target could do: CPU time for its memory, and in how long.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Time {
     pub(super) cpu: Nanos,
@@ -45,31 +45,32 @@ pub(super) struct Time {
 /// takes a little more or less.
 const WHOLE: f64 = 0.9;
 
-/// What the shares of one target rest on, beside the epoch that ends.
+/// What the shares of one target rest on.
 #[derive(Debug, Default)]
 pub(super) struct Latest {
     /// The fewest epochs that last as long as the configured interval together; the latest first.
+    /// What was only guessed says nothing of another epoch, and is not kept.
     epochs: VecDeque<(Strata, Time)>,
     /// What of its memory accessed bits say no more of than that it is accessed often.
     saturation: Saturation,
 }
 
 impl Latest {
-    /// Windows are others now.
-    pub(super) fn restate(&mut self) {
-        self.saturation.forget();
-    }
-
-    /// Tiers are others now.
+    /// Tiers are others now, or windows: counts stand for something else, and which of them
+    /// are saturated has to be found out anew.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }
 
-    /// Adds an epoch: all of them together.
-    fn add(&mut self, strata: Strata, time: Time, interval: Nanos) -> (Strata, Time) {
+    /// Adds an epoch, of which something `is_seen`: all of them together.
+    fn add(
+        &mut self,
+        strata: Strata,
+        is_seen: bool,
+        time: Time,
+        interval: Nanos,
+    ) -> (Strata, Time) {
         self.saturation.learn(&strata);
-        // What was only guessed is nothing beside what was seen.
-        self.epochs.retain(|(seen, _)| !seen.is_guessed());
         let (mut all, mut lasted) = (strata.clone(), time);
         let is_whole =
             |lasted: Time| lasted.elapsed.as_secs_f64() >= WHOLE * interval.as_secs_f64();
@@ -84,7 +85,9 @@ impl Latest {
             used += 1;
         }
         self.epochs.truncate(used);
-        self.epochs.push_front((strata, time));
+        if is_seen {
+            self.epochs.push_front((strata, time));
+        }
         (all, lasted)
     }
 }
@@ -95,6 +98,8 @@ pub(super) struct Lens<'a> {
     pub(super) tiers: &'a TierTable,
     pub(super) estimates: &'a Estimates,
     pub(super) rates: &'a Rates,
+    /// How long an epoch is meant to be, if it is a whole one.
+    pub(super) interval: Nanos,
     /// Weight of the newest count in a region's average.
     pub(super) ema: f32,
     pub(super) scans: u8,
@@ -106,6 +111,8 @@ pub(super) struct Lens<'a> {
 pub(super) struct Tracing<'a> {
     lens: Lens<'a>,
     strata: Strata,
+    /// Whether any sample told anything.
+    is_seen: bool,
     gathered: Gathered,
     survey: Survey,
 }
@@ -116,6 +123,7 @@ impl<'a> Tracing<'a> {
         Self {
             lens,
             strata: Strata::new(lens.tiers.tiers().len()),
+            is_seen: false,
             gathered: Gathered::default(),
             survey: Survey::new(lens.scans, lens.epoch),
         }
@@ -126,6 +134,7 @@ impl<'a> Tracing<'a> {
         self.survey.add(region);
         let class = bounds::class_of(self.before(region), self.lens.scans);
         self.gather(samples, class);
+        self.is_seen |= !self.gathered.all.is_empty();
         if self.gathered.all.is_empty() {
             let known = self.known(region);
             self.gathered.all.add(&known);
@@ -141,14 +150,14 @@ impl<'a> Tracing<'a> {
     }
 
     /// The shares with their bounds, of a target that runs on these nodes, over the `latest`
-    /// epochs that last as long as the configured `interval`.
+    /// epochs that last as long as a whole one.
     pub(super) fn finish(
         self,
         runs_on: &[(NodeId, f64)],
-        (time, interval): (Time, Nanos),
+        time: Time,
         latest: &mut Latest,
     ) -> (Shares, Survey) {
-        let (strata, time) = latest.add(self.strata, time, interval);
+        let (strata, time) = latest.add(self.strata, self.is_seen, time, self.lens.interval);
         let limits = limits(self.lens.tiers, runs_on, time);
         let shares = bounds::shares(&strata, &latest.saturation, &limits);
         (shares, self.survey)
@@ -271,16 +280,16 @@ mod tests {
     }
 
     /// Epochs of such a length, one after the other: what is told after the last.
-    fn told(epochs: &[(Strata, u64)]) -> (Shares, Time) {
+    fn told(epochs: &[(Strata, bool, u64)]) -> (Shares, Time) {
         let mut latest = Latest::default();
         let mut told = (Strata::new(2), Time::default());
-        for (strata, seconds) in epochs {
+        for (strata, is_seen, seconds) in epochs {
             let elapsed = Nanos::from_secs(*seconds);
             let time = Time {
                 cpu: elapsed,
                 elapsed,
             };
-            told = latest.add(strata.clone(), time, INTERVAL);
+            told = latest.add(strata.clone(), *is_seen, time, INTERVAL);
         }
         let shares = bounds::shares(&told.0, &latest.saturation, &[Limit::default(); 2]);
         (shares, told.1)
@@ -289,7 +298,7 @@ mod tests {
     #[test]
     fn short_epochs_are_told_of_together_and_whole_ones_alone() {
         let [first, second, third] = [[4.0, 0.0], [1.0, 1.0], [0.0, 2.0]].map(seen);
-        let ratio = |epochs: &[(Strata, u64)], ratio: f64, seconds| {
+        let ratio = |epochs: &[(Strata, bool, u64)], ratio: f64, seconds| {
             let (shares, time) = told(epochs);
             assert!((shares.ratio[0] - ratio).abs() < 1e-9, "{shares:?}");
             let seconds = Nanos::from_secs(seconds);
@@ -297,7 +306,7 @@ mod tests {
         };
         let all = |seconds: [u64; 3]| {
             let mut seconds = seconds.into_iter();
-            [&first, &second, &third].map(|s| (s.clone(), seconds.next().expect("three")))
+            [&first, &second, &third].map(|s| (s.clone(), true, seconds.next().expect("three")))
         };
         ratio(&all([5, 5, 5])[..1], 1.0, 5);
         ratio(&all([5, 5, 5])[..2], 5.0 / 6.0, 10);
@@ -307,13 +316,14 @@ mod tests {
         ratio(&all([5, 5, 20]), 0.0, 20);
         // Nearly whole, as a timer has it.
         ratio(&all([9, 9, 9]), 0.0, 9);
-        ratio(&[(guessed([4.0, 0.0]), 5), (third.clone(), 5)], 0.0, 5);
+        let guess = (guessed([4.0, 0.0]), false, 5);
+        ratio(&[guess, (third.clone(), true, 5)], 0.0, 5);
     }
 
     #[test]
     fn two_short_epochs_tell_more_than_one() {
         let width = |epochs: usize| {
-            let (shares, _) = told(&vec![(seen([4.0, 4.0]), 5); epochs]);
+            let (shares, _) = told(&vec![(seen([4.0, 4.0]), true, 5); epochs]);
             shares.high[0] - shares.low[0]
         };
         let (one, two) = (width(1), width(2));

@@ -190,7 +190,7 @@ impl Engine {
             #[allow(clippy::cast_possible_truncation)]
             let restated = |count: f32| wanted.count(longer * rates.of(f64::from(count))) as f32;
             tracked.map.restate(restated);
-            tracked.latest.restate();
+            tracked.latest.forget();
         }
         self.rates = wanted;
     }

@@ -2,11 +2,12 @@
 //!
 //! A policy that gains by it may have epochs that are shorter than configured ([`Policy::pace`]).
 //! It has them where that costs nothing else: where it decides for anybody; where the limit pays
-//! for what every epoch costs also in a shorter one; where windows can be as much shorter;
-//! where every region has a look; and where most accesses go to what is accessed several times even in
-//! a shorter one: what is seen once in two of them is not told from what is cold. To begin with some more
-//! of both is asked for, so that the length does not change to and fro. Whenever it changes, what was counted is restated: half
-//! an epoch sees less.
+//! for what every epoch costs also in a shorter one; where windows can be as much shorter; where
+//! every region has a look; and where much of all accesses goes to what is accessed twice in a
+//! shorter one, too ([`CLEAR`]): what is seen once in two of them is not told from what is cold.
+//! To begin with half as much again is asked for of looks and of such accesses, so that the length
+//! does not change to and fro. Whenever it changes, what was counted is restated: half an epoch
+//! sees less.
 //!
 //! [`Policy::pace`]: crate::tiering::policy::Policy::pace
 
@@ -15,11 +16,12 @@ use super::survey::Survey;
 use crate::tiering::governor::Terms;
 use crate::units::Nanos;
 
-/// So many times what is asked for of anything has to be there before epochs become shorter.
+/// So many times the looks and the share of accesses that short epochs need have to be there
+/// before they begin.
 const PLENTY: f64 = 1.5;
-/// In an epoch what is accessed more often than that is surely seen, and often seen in two scans.
+/// Of folios that are accessed so often in an epoch six of seven are seen accessed in it.
 const CLEAR: f64 = 2.0;
-/// Of all accesses this share has to go to such memory.
+/// Of the accesses of all targets this share has to go to such memory, three fifths to begin with.
 const CLEAR_SHARE: f64 = 0.4;
 
 /// A share of what is configured, above 0, at most 1.
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
     use crate::tiering::policy;
     use crate::tiering::region::Region;
-    use crate::tiering::settings::EngineSettings;
+    use crate::tiering::settings::{EngineSettings, WindowRule};
     use crate::tiering::tier::TierTable;
     use crate::units::{Bytes, NodeId, PageRange, VirtAddr};
 
@@ -90,12 +92,15 @@ mod tests {
     /// Of as much memory each that has such counts.
     fn survey(counts: &[f32]) -> [Survey; 1] {
         let mut survey = Survey::new(3, 1);
-        for (at, &count) in (0..).zip(counts) {
-            let start = VirtAddr(at * MIB);
-            let range = PageRange::new(start, VirtAddr(start.0 + MIB)).unwrap();
-            survey.add(&Region::for_test(range, count, &[(NodeId(0), 256)]));
+        for &count in counts {
+            survey.add(&region(count));
         }
         [survey]
+    }
+
+    fn region(count: f32) -> Region {
+        let range = PageRange::new(VirtAddr(0), VirtAddr(2 * MIB)).unwrap();
+        Region::for_test(range, count, &[(NodeId(0), 512)])
     }
 
     /// The hottest region.
@@ -129,6 +134,29 @@ mod tests {
             vec![all.paths()[0]],
         );
         assert_eq!(of(only.unwrap()), (Nanos::from_secs(10), Bytes::ZERO));
+    }
+
+    #[test]
+    fn hit_rates_are_those_of_two_half_epochs() {
+        // All is accessed on node 3 in one epoch, and on node 0 in the next one.
+        let on_node_3 = |seconds: u64| {
+            let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+            let mut plan = engine.step(&observation(10, Vec::new(), 0));
+            let mut told = 0.0;
+            for (second, node) in [(10 + seconds, 3), (10 + 2 * seconds, 0)] {
+                let mut seen = observation(second, plan.samples.clone(), 8 * MIB);
+                seen.residency = slow(&plan);
+                for range in &mut seen.residency {
+                    range.pages_by_node[0].0 = NodeId(node);
+                }
+                plan = engine.step(&seen);
+                told = plan.report.targets[0].accesses.ratio[1];
+            }
+            told
+        };
+        assert!(on_node_3(10) < 0.01);
+        let half = on_node_3(5);
+        assert!((0.4..0.6).contains(&half), "{half}");
     }
 
     #[test]
@@ -203,5 +231,31 @@ mod tests {
         assert_eq!(pace(&engine, &[often, seldom, seldom, seldom]), Pace::WHOLE);
         // Nothing is known yet.
         assert_eq!(pace(&engine, &[0.0]), Pace(0.5));
+    }
+
+    #[test]
+    #[allow(clippy::cast_possible_truncation)]
+    fn accesses_of_a_huge_page_are_those_of_one_page() {
+        let mut engine = engine();
+        engine.pace = Pace::WHOLE;
+        let counts = |rate: f64| engine.rates.count(rate) as f32;
+        let mut huge = region(counts(5.0));
+        huge.of_folios(9);
+        let mut survey = Survey::new(3, 1);
+        survey.add(&huge);
+        survey.add(&region(counts(3.0)));
+        assert_eq!(engine.next_pace(TERMS, &[survey], true), Pace::WHOLE);
+    }
+
+    #[test]
+    fn where_counts_tell_of_no_higher_rate_what_is_full_is_accessed_often() {
+        let mut settings = EngineSettings::default();
+        settings.profiling.scans = 1;
+        settings.profiling.windows = WindowRule::Equal;
+        let mut engine = Engine::new(settings, tiers(None), 1);
+        engine.afforded = 1 << 20;
+        let mut survey = Survey::new(1, 1);
+        survey.add(&region(1.0));
+        assert_eq!(engine.next_pace(TERMS, &[survey], true), Pace(0.5));
     }
 }

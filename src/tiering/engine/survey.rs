@@ -6,6 +6,8 @@ use crate::units::{Bytes, NodeId};
 
 /// Counts are told apart in so many steps.
 const STEPS: usize = 64;
+/// Of the scans: a count beyond that may stand for any rate.
+const NEARLY_ALL: f64 = 0.9;
 
 /// See the module. Added up region by region, in the pass that looks for hit rates.
 #[derive(Clone, Debug)]
@@ -14,8 +16,10 @@ pub(super) struct Survey {
     epoch: u64,
     /// Pages on each node.
     pages_on: Vec<(NodeId, u64)>,
-    /// Bytes by their average count.
+    /// Bytes by their average count, and pages of 4 KiB that are accessed as often as that says: of
+    /// a larger folio one in so many.
     by_count: Vec<Bytes>,
+    accessed: Vec<f64>,
     pub(super) hot: Bytes,
     written: Option<f64>,
     pub(super) shared: Bytes,
@@ -30,6 +34,7 @@ impl Survey {
             epoch,
             pages_on: Vec::new(),
             by_count: vec![Bytes::ZERO; STEPS + 1],
+            accessed: vec![0.0; STEPS + 1],
             hot: Bytes::ZERO,
             written: None,
             shared: Bytes::ZERO,
@@ -46,7 +51,9 @@ impl Survey {
             }
         }
         let resident = region.resident();
-        self.by_count[step(region.hotness().into(), self.scans)] += resident;
+        let step = step(region.hotness().into(), self.scans);
+        self.by_count[step] += resident;
+        self.accessed[step] += region.per_page(1.0) * resident.pages() as f64;
         if region.heat() >= f32::from(self.scans) / 2.0 {
             self.hot += resident;
         }
@@ -70,17 +77,18 @@ impl Survey {
         self.by_count[first..].iter().copied().sum()
     }
 
-    /// Which share of the accesses goes to what is accessed more often than that per epoch, to a
-    /// step; `None` where nothing was seen accessed.
+    /// Which share of the accesses goes to folios that are accessed more often than that per
+    /// epoch, or as often as counts can tell, to a step; `None` where nothing was seen accessed.
     pub(super) fn share_above(surveys: &[Self], rates: &Rates, rate: f64) -> Option<f64> {
         let (mut all, mut above) = (0.0, 0.0);
         for survey in surveys {
-            for (step, bytes) in survey.by_count.iter().enumerate() {
-                let count = step as f64 / STEPS as f64 * f64::from(survey.scans);
-                let each = rates.of(count);
-                let accesses = each * bytes.as_f64();
+            let scans = f64::from(survey.scans);
+            let least = rate.min(rates.of(NEARLY_ALL * scans));
+            for (step, pages) in survey.accessed.iter().enumerate() {
+                let each = rates.of(step as f64 / STEPS as f64 * scans);
+                let accesses = each * pages;
                 all += accesses;
-                above += if each > rate { accesses } else { 0.0 };
+                above += if each >= least { accesses } else { 0.0 };
             }
         }
         (all > 0.0).then(|| above / all)

@@ -14,8 +14,6 @@ use crate::units::{Bytes, PageRange, VirtAddr};
 /// Share of the scans by which neighbours have to differ to be kept apart at all, however
 /// sure it is: where many samples are, any two regions differ by something.
 const LEAST_APART: f32 = 1.0 / 12.0;
-/// Share of their pages that are written by which neighbours differ that stay apart.
-const APART_IN_WRITES: f32 = 0.5;
 
 /// Thresholds of one adaptation, in scans.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +38,9 @@ pub struct Thresholds {
     pub full_counts_more: f64,
     /// What a sample weighs in an average by the number of scans that looked at it.
     pub coverage: Coverage,
+    /// Neighbours stay apart of which the one is written by more than this share of its pages
+    /// more than the other.
+    pub apart_in_writes: f32,
 }
 
 /// Edges lie at multiples of such a part of the least region that is not split, or between
@@ -47,6 +48,9 @@ pub struct Thresholds {
 const EDGES_WITHIN: u64 = 16;
 
 impl Thresholds {
+    /// [`Self::apart_in_writes`] to begin with: mostly written, and mostly not.
+    pub(in crate::tiering) const APART_IN_WRITES: f32 = 0.5;
+
     /// Bytes at multiples of which edges of a region of such folios lie.
     pub(in crate::tiering) fn unit(&self, folio_bytes: u64) -> u64 {
         folio_bytes.max(self.minimum.0 / EDGES_WITHIN)
@@ -66,6 +70,7 @@ impl Thresholds {
         ema: 0.5,
         full_counts_more: 0.0,
         coverage: Coverage::WHOLE,
+        apart_in_writes: Self::APART_IN_WRITES,
     };
 }
 
@@ -176,7 +181,7 @@ fn alike(a: &Region, b: &Region, scans: u8, thresholds: Thresholds) -> bool {
         && a.seen == b.seen
         // What is moved to and fro would lose that in a neighbour.
         && a.flips == b.flips
-        && !differ_in_writes(a, b)
+        && !differ_in_writes(a, b, thresholds.apart_in_writes)
         && (a.latest - b.latest).abs() < thresholds.merge
         && (a.hotness - b.hotness).abs() < thresholds.merge
         && !differ(a, b, f32::from(scans), thresholds.surely)
@@ -184,9 +189,9 @@ fn alike(a: &Region, b: &Region, scans: u8, thresholds: Thresholds) -> bool {
 
 /// Whether one is mostly written and the other mostly not: of both together it would no longer
 /// be known which, and what is written lies elsewhere where bandwidth is short.
-fn differ_in_writes(a: &Region, b: &Region) -> bool {
+fn differ_in_writes(a: &Region, b: &Region, apart: f32) -> bool {
     let written = a.written().zip(b.written());
-    written.is_some_and(|(a, b)| (a - b).abs() > APART_IN_WRITES)
+    written.is_some_and(|(a, b)| (a - b).abs() > apart)
 }
 
 /// How hotness changes from one region to the next, if they touch and it does.

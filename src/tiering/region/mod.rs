@@ -212,7 +212,7 @@ impl Region {
     /// The same, made of folios of so many pages, as log2.
     #[cfg(test)]
     pub(crate) fn of_folios(&mut self, order: u8) {
-        self.order = order;
+        (self.order, self.folios) = (order, 1.0 / f32::from(1_u16 << order));
     }
 
     /// The same, as hot as this in the last epoch only.

@@ -81,7 +81,7 @@ mod tests {
 
     /// How many regions are left of two that are as hot, of which one is written and the other
     /// one as well, or not.
-    fn left(is_other_written: bool) -> usize {
+    fn left(is_other_written: bool, thresholds: Thresholds) -> usize {
         let mut map = RegionMap::default();
         let range = PageRange::new(VirtAddr(0), VirtAddr(4 * MIB)).unwrap();
         map.sync(&[range], Bytes::from_mib(2));
@@ -104,12 +104,19 @@ mod tests {
             ..Asked::default()
         };
         map.record_of(&seen, asked);
-        map.adapt_to(&seen, 3, Thresholds::FOR_TESTS);
+        map.adapt_to(&seen, 3, thresholds);
         map.regions().len()
     }
 
     #[test]
     fn what_is_written_and_what_is_read_stay_apart() {
-        assert_eq!((left(true), left(false)), (1, 2));
+        let usual = Thresholds::FOR_TESTS;
+        assert_eq!((left(true, usual), left(false, usual)), (1, 2));
+        // Of too many regions all may merge.
+        let raised = Thresholds {
+            apart_in_writes: f32::INFINITY,
+            ..usual
+        };
+        assert_eq!(left(false, raised), 1);
     }
 }
