@@ -11,8 +11,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{
-    Daemon, PATIENCE, Site, ballast, body, epoch, in_guest, locate, output_of, sh, share, show,
-    target, wait_for,
+    Daemon, PATIENCE, Site, WHERE_MOVES_PAY, ballast, body, body_as_shipped, epoch, in_guest,
+    locate, output_of, sh, share, show, target, wait_for,
 };
 use hmkeeper::sys::move_pages::{Which, move_to};
 use hmkeeper::units::{Bytes, PageRange, Pid, VirtAddr};
@@ -264,7 +264,8 @@ fn a_node_that_fills_in_mid_batch() {
     // So slowly, and for so long, that the node fills in the middle of it; and more than
     // the lists of each CPU have, which nobody can fill: up to 30 MiB here.
     let slowly = "[migration]\nbytes_per_second = \"16MiB\"";
-    site.write_config_of(pid, slowly);
+    let more = format!("{slowly}\n{WHERE_MOVES_PAY}pace = 1.0");
+    site.write_config(&body_as_shipped(Duration::from_secs(10), pid, &more));
     let daemon = site.start();
     eprintln!("filled: {}", process.said("surprised"));
     let status = until(&daemon, "pages without room", |status| {
