@@ -72,7 +72,10 @@ pub(crate) fn missing(systems: &[&'static str]) -> Result<Vec<(&'static str, Str
     let text = String::from_utf8_lossy(&output.stdout);
     let whys: Vec<Option<String>> = text
         .lines()
-        .map(|line| serde_json::from_str(line).map_err(|e| format!("missing {line:?}: {e}")))
+        .map(|line| {
+            let why = serde_json::from_str(line);
+            why.map_err(|e| format!("{line:?}: {e}: {}", failure(&output)))
+        })
         .collect::<Result<_, _>>()?;
     if whys.len() < systems.len() {
         return Err(failure(&output));

@@ -67,7 +67,7 @@ pub(crate) fn measure_all(runs: &[Run], size: Size) -> Result<(), String> {
 pub(crate) fn missing_all(systems: &[String]) -> Result<(), String> {
     for name in systems {
         let system = system::named(name, 1.0).ok_or_else(|| format!("no system {name}"))?;
-        let text = serde_json::to_string(&system.missing()).map_err(|e| e.to_string())?;
+        let text = serde_json::to_string(&system.missing()?).map_err(|e| e.to_string())?;
         println!("{text}");
     }
     Ok(())

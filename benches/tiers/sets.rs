@@ -152,14 +152,6 @@ impl Set {
         is_in.then_some(paces)
     }
 
-    /// Whether it runs this system.
-    pub(crate) fn has_system(&self, system: &str, choice: &Choice) -> bool {
-        match self.systems {
-            [] => choice.has_system(system),
-            _ => self.paces(system, choice).is_some(),
-        }
-    }
-
     /// Whether its times say anything.
     pub(crate) const fn is_timed(&self) -> bool {
         self.at_once == 1

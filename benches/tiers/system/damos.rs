@@ -46,6 +46,8 @@ pub(super) struct Settings {
     quota_period: f64,
     /// What goes first where the quota is too small: by accesses and by age, in thousandths.
     weights: [&'static str; 2],
+    /// The file of a context that came last of those that it writes, and with which Linux.
+    youngest: (&'static str, &'static str),
 }
 
 /// damo's, changed as told above.
@@ -59,6 +61,7 @@ pub(super) static DAMO: Settings = Settings {
     quota_bytes: 200_000_000.0,
     quota_period: 1_000_000.0,
     weights: ["100", "100"],
+    youngest: ("monitoring_attrs/intervals/intervals_goal", "6.15"),
 };
 
 /// HMSDK's.
@@ -72,6 +75,7 @@ pub(super) static HMSDK: Settings = Settings {
     quota_bytes: 50e9,
     quota_period: 20_000_000.0,
     weights: ["0", "10"],
+    youngest: ("schemes/0/filters/0/allow", "6.14"),
 };
 
 /// Whose pages go where.
@@ -106,27 +110,21 @@ const fn hot(node: u32) -> Rule {
 /// One thread each.
 const RULES: [Rule; 4] = [COLD, hot(1), hot(2), hot(3)];
 
-/// The youngest of the files that it uses, and the first Linux that has it.
-const YOUNGEST: (&str, &str) = (
-    "0/contexts/0/monitoring_attrs/intervals/intervals_goal",
-    "6.15",
-);
-
 impl System for Damos {
-    fn missing(&self) -> Option<String> {
-        let (file, linux) = YOUNGEST;
-        let admin = Path::new(ADMIN);
-        let is_there = put(admin, "nr_kdamonds", "1")
-            .and_then(|()| put(admin, "0/contexts/nr_contexts", "1"))
-            .map(|()| admin.join(file).exists());
-        let _ = put(admin, "nr_kdamonds", "0");
-        match is_there {
-            Ok(true) => None,
-            Ok(false) => Some(format!(
-                "it needs DAMON as of Linux {linux}: this kernel has no {ADMIN}/{file}"
-            )),
-            Err(e) => Some(format!("it needs DAMON as of Linux {linux}: {e}")),
-        }
+    fn missing(&self) -> Result<Option<String>, String> {
+        let (file, linux) = self.settings.youngest;
+        let context = Path::new(ADMIN).join("0/contexts/0");
+        let is_there = Path::new(ADMIN).exists() && {
+            write(&format!("{ADMIN}/nr_kdamonds"), "1")?;
+            put(Path::new(ADMIN), "0/contexts/nr_contexts", "1")?;
+            put(&context, "schemes/nr_schemes", "1")?;
+            put(&context, "schemes/0/filters/nr_filters", "1")?;
+            let is_there = context.join(file).exists();
+            write(&format!("{ADMIN}/nr_kdamonds"), "0")?;
+            is_there
+        };
+        let why = format!("it needs DAMON as of Linux {linux}: this kernel's has no {file}");
+        Ok((!is_there).then_some(why))
     }
 
     fn start(&mut self, _: u32) -> Result<(), String> {
@@ -159,7 +157,7 @@ impl System for Damos {
         RULES
             .iter()
             .enumerate()
-            .map(|(i, rule)| scheme(&PathBuf::from(format!("{ADMIN}/{i}")), rule))
+            .map(|(i, rule)| self.told(&PathBuf::from(format!("{ADMIN}/{i}")), rule))
             .collect()
     }
 }
@@ -220,34 +218,32 @@ impl Damos {
         put(dir, "filters/0/matching", "Y")?;
         put(dir, "filters/0/allow", rule.young)
     }
-}
 
-/// What a thread says of its scheme.
-fn scheme(dir: &Path, rule: &Rule) -> Result<Scheme, String> {
-    for what in [
-        "update_schemes_stats",
-        "update_tuned_intervals",
-        "update_schemes_effective_quotas",
-    ] {
-        put(dir, "state", what)?;
+    /// What a thread says of its scheme.
+    fn told(&self, dir: &Path, rule: &Rule) -> Result<Scheme, String> {
+        put(dir, "state", "update_schemes_stats")?;
+        put(dir, "state", "update_schemes_effective_quotas")?;
+        if self.settings.longest_sample.is_some() {
+            put(dir, "state", "update_tuned_intervals")?;
+        }
+        let get = |file: &str| -> Result<u64, String> {
+            let path = dir.join("contexts/0").join(file);
+            let text =
+                std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+            let number = text.trim().parse();
+            number.map_err(|e| format!("{}: {text:?}: {e}", path.display()))
+        };
+        Ok(Scheme {
+            node: rule.node,
+            action: rule.action.to_owned(),
+            sample_us: get("monitoring_attrs/intervals/sample_us")?,
+            tried_bytes: get("schemes/0/stats/sz_tried")?,
+            passed_bytes: get("schemes/0/stats/sz_ops_filter_passed")?,
+            applied_bytes: get("schemes/0/stats/sz_applied")?,
+            quota_exceeded: get("schemes/0/stats/qt_exceeds")?,
+            quota_bytes: get("schemes/0/quotas/effective_bytes")?,
+        })
     }
-    let get = |file: &str| -> Result<u64, String> {
-        let path = dir.join("contexts/0").join(file);
-        let text =
-            std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let number = text.trim().parse();
-        number.map_err(|e| format!("{}: {text:?}: {e}", path.display()))
-    };
-    Ok(Scheme {
-        node: rule.node,
-        action: rule.action.to_owned(),
-        sample_us: get("monitoring_attrs/intervals/sample_us")?,
-        tried_bytes: get("schemes/0/stats/sz_tried")?,
-        passed_bytes: get("schemes/0/stats/sz_ops_filter_passed")?,
-        applied_bytes: get("schemes/0/stats/sz_applied")?,
-        quota_exceeded: get("schemes/0/stats/qt_exceeds")?,
-        quota_bytes: get("schemes/0/quotas/effective_bytes")?,
-    })
 }
 
 fn put(dir: &Path, file: &str, value: &str) -> Result<(), String> {

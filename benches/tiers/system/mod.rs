@@ -49,8 +49,8 @@ pub(crate) const BOUND: &str = "bound";
 /// One of them, in the guest.
 pub(crate) trait System {
     /// What this kernel lacks that it needs, if anything.
-    fn missing(&self) -> Option<String> {
-        None
+    fn missing(&self) -> Result<Option<String>, String> {
+        Ok(None)
     }
 
     /// The command that the workload is started by, if any.
