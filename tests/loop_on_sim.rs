@@ -193,14 +193,15 @@ fn what_was_touched_while_the_machine_stood_still_is_not_hot() {
 #[test]
 fn the_first_samples_are_as_many_as_the_limit_pays_for() {
     let (_machine, mut epochs) = start(Bytes::from_mib(512), |_, _| 1.0, settings());
-    // Finds the target; a scan's cost was learnt before.
-    turn(&mut epochs);
-    let first = turn(&mut epochs).targets[0].samples;
-    for _ in 0..8 {
-        turn(&mut epochs);
-    }
-    let usual = turn(&mut epochs).targets[0].samples;
-    assert!(first * 2 > usual, "{first} at first, {usual} later");
+    // Samples of each second of the epoch after the next `turns`.
+    let mut samples = |turns: u32| {
+        let before = (0..turns).map(|_| turn(&mut epochs)).last();
+        let length = before.expect("an epoch").interval;
+        turn(&mut epochs).targets[0].samples as f64 / length.as_secs_f64()
+    };
+    // The first turn finds the target; a scan's cost was learnt before.
+    let (first, usual) = (samples(1), samples(8));
+    assert!(first * 2.0 > usual, "{first} at first, {usual} later");
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn a_blind_sampler_is_recognised_and_nothing_moves() {
     let (machine, mut epochs) = start(Bytes::from_mib(512), rate, settings());
     machine.borrow_mut().blind = true;
     let mut last = EpochReport::default();
-    for _ in 0..6 {
+    for _ in 0..8 {
         last = turn(&mut epochs);
         assert_eq!(moved(&last), Bytes::ZERO);
     }
@@ -438,8 +439,7 @@ fn a_small_limit_stretches_epochs_and_holds() {
     let before = machine.borrow().now();
     epochs.configure(settings(), epochs.tiers().clone());
     let report = turn(&mut epochs);
-    // Half of what is configured: nothing is known that would not stay hot.
-    assert_eq!(report.interval, Nanos::from_secs(1));
+    assert!(report.interval <= Nanos::from_secs(2));
     let took = machine.borrow().now().saturating_sub(before);
     assert!(took < Nanos::from_secs(3), "{took}");
 }

@@ -245,7 +245,7 @@ impl Default for AdaptiveSettings {
             rest_epochs: 2,
             first_bytes: Bytes(200_000_000),
             moving_limit: 0.1,
-            pace: 0.5,
+            pace: 0.33,
         }
     }
 }

@@ -6,8 +6,8 @@
 //! every region has a look; and where much of all accesses goes to what is accessed twice in a
 //! shorter one, too ([`CLEAR`]): what is seen once in two of them is not told from what is cold.
 //! To begin with half as much again is asked for of looks and of such accesses, so that the length
-//! does not change to and fro. Whenever it changes, what was counted is restated: half an epoch
-//! sees less.
+//! does not change to and fro. Whenever it changes, what was counted is restated: a shorter
+//! epoch sees less.
 //!
 //! [`Policy::pace`]: crate::tiering::policy::Policy::pace
 
@@ -82,8 +82,14 @@ mod tests {
         ..Terms::FOR_TESTS
     };
 
+    fn half() -> EngineSettings {
+        let mut settings = EngineSettings::default();
+        settings.policy.adaptive.pace = 0.5;
+        settings
+    }
+
     fn engine() -> Engine {
-        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+        let mut engine = Engine::new(half(), tiers(None), 1);
         engine.afforded = 1 << 20;
         assert_eq!(engine.next_pace(TERMS, &[], true), Pace(0.5));
         engine
@@ -114,7 +120,7 @@ mod tests {
         let of = |table: TierTable| {
             let settings = EngineSettings {
                 move_bytes: Bytes::from_mib(4),
-                ..EngineSettings::default()
+                ..half()
             };
             let mut engine = Engine::new(settings, table, 1);
             let first = engine.step(&observation(10, Vec::new(), 0));
@@ -140,7 +146,7 @@ mod tests {
     fn hit_rates_are_those_of_two_half_epochs() {
         // All is accessed on node 3 in one epoch, and on node 0 in the next one.
         let on_node_3 = |seconds: u64| {
-            let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+            let mut engine = Engine::new(half(), tiers(None), 1);
             let mut plan = engine.step(&observation(10, Vec::new(), 0));
             let mut told = 0.0;
             for (second, node) in [(10 + seconds, 3), (10 + 2 * seconds, 0)] {
@@ -161,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_restated_when_epochs_become_shorter_or_longer() {
-        let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+        let mut engine = Engine::new(half(), tiers(None), 1);
         let mut plan = engine.step(&observation(10, Vec::new(), 0));
         engine.pace = Pace::WHOLE;
         let mut seen = |engine: &mut Engine, second| {
@@ -249,7 +255,7 @@ mod tests {
 
     #[test]
     fn where_counts_tell_of_no_higher_rate_what_is_full_is_accessed_often() {
-        let mut settings = EngineSettings::default();
+        let mut settings = half();
         settings.profiling.scans = 1;
         settings.profiling.windows = WindowRule::Equal;
         let mut engine = Engine::new(settings, tiers(None), 1);
