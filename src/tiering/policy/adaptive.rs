@@ -31,8 +31,8 @@
 //! followed at once.
 //!
 //! Epochs are shorter than configured (`pace`) at first, and while there is something to exchange that
-//! is still worth something an epoch later: what has just become hot is moved sooner, and what is hot
-//! for less than an epoch is seen. Where all of it is gone, as where a program sweeps, a short epoch
+//! is clearly hotter and still worth something an epoch later: what has just become hot is moved
+//! sooner, and what is hot for less than an epoch is seen. Where all of it is gone, as where a program sweeps, a short epoch
 //! would take for lasting what only looks so; and where nothing is to be exchanged nothing is gained.
 //!
 //! What was moved rests before it may go the other way; what comes back up twice as long
@@ -43,7 +43,7 @@
 //! **Properties** (tests below): no node is filled beyond its room; each demotion stands
 //! before its promotion; equals are never exchanged; nor is what gains less than it costs.
 
-use super::lasting::{Lasting, Margin, Plan};
+use super::lasting::{Lasting, Margin, Plan, Trade};
 use super::planner::{Lists, Planner, Steps, Terms};
 use super::worth::{FactLists, Loads, Worth};
 use super::{Budget, Done, Policy, View};
@@ -72,6 +72,9 @@ const DISAPPOINTS: f64 = 0.3;
 /// and short again when of both at least that was.
 const GONE: f64 = 0.0;
 const STAYS: f64 = 0.2;
+/// As well while less than this share of what is to be gained is by exchanges of what is clearly
+/// hotter: of what is a little hotter a short epoch tells too little.
+const CLEAR: f64 = 0.5;
 /// They are long as well once nothing was to be exchanged for so many: all lies where it should.
 const CALM: u8 = 8;
 /// One in so many of the bytes that may be moved may go for headroom.
@@ -103,6 +106,8 @@ pub struct Adaptive {
     /// Whether epochs are short, unless nodes answer late.
     is_quick: bool,
     is_loaded: bool,
+    /// Whether what was to be exchanged last was clearly hotter.
+    is_clear: bool,
     /// Epochs since anything was to be exchanged.
     calm: u8,
     loads: Loads,
@@ -125,6 +130,7 @@ impl Adaptive {
             holds_back: 0,
             is_quick: true,
             is_loaded: false,
+            is_clear: true,
             calm: 0,
             loads: Loads::default(),
             steps: Steps::default(),
@@ -203,7 +209,7 @@ impl Policy for Adaptive {
     }
 
     fn pace(&self) -> f64 {
-        if self.is_quick && !self.is_loaded && self.calm < CALM {
+        if self.is_quick && self.is_clear && !self.is_loaded && self.calm < CALM {
             self.settings.pace
         } else {
             1.0
@@ -268,6 +274,12 @@ impl Policy for Adaptive {
             (false, _) => 0,
         };
         self.lasts = lasts / self.asked.as_f64().max(1.0);
+        let gains = |trade: &Trade| trade.bytes * trade.promised;
+        let all: f64 = trades.iter().map(gains).sum();
+        let clear = trades.iter().filter(|t| t.margin != Margin::Small);
+        if all > 0.0 {
+            self.is_clear = clear.map(gains).sum::<f64>() >= CLEAR * all;
+        }
         self.lasting.note(Plan {
             epoch: view.epoch,
             trades,

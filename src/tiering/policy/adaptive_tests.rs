@@ -136,7 +136,7 @@ fn what_is_hot_for_a_moment_is_moved_for_a_while_only() {
 }
 
 #[test]
-fn epochs_are_as_configured_where_nodes_answer_late_or_nothing_is_to_be_done() {
+fn epochs_are_as_configured_where_nodes_answer_late_or_little_is_to_be_gained() {
     let hot = regions(&[(3.0, 3), (0.0, 3)]);
     let pace = |policy: &mut Adaptive, scene| {
         testing::decide(policy, scene, ALL);
@@ -151,6 +151,9 @@ fn epochs_are_as_configured_where_nodes_answer_late_or_nothing_is_to_be_done() {
         ..idle
     };
     assert!(pace(&mut policy, loaded) >= 1.0);
+    // What is to be exchanged is a little hotter.
+    let lukewarm = regions(&[(0.9, 3), (0.0, 3)]);
+    assert!(pace(&mut adaptive(), Scene::of(&lukewarm, [2, 0, 0, 100])) >= 1.0);
     // All of it lies where it should.
     let there = regions(&[(3.0, 0), (0.0, 3)]);
     let paces: Vec<bool> = (20..30)
