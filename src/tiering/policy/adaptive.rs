@@ -75,8 +75,11 @@ const STAYS: f64 = 0.2;
 /// As well while less than this share of what is to be gained is by exchanges of what is clearly
 /// hotter: of what is a little hotter a short epoch tells too little.
 const CLEAR: f64 = 0.5;
-/// They are long as well once nothing was to be exchanged for so many: all lies where it should.
+/// They are long as well once next to nothing was to be exchanged for so many, less than one in
+/// [`LITTLE`] of the bytes that are moved to begin with: all but a little lies where it should, and
+/// of that little a short epoch would tell less.
 const CALM: u8 = 8;
+const LITTLE: u64 = 8;
 /// One in so many of the bytes that may be moved may go for headroom.
 const FOR_HEADROOM: u64 = 4;
 /// The budget never falls below this share of what it begins with, whatever moving costs:
@@ -108,7 +111,7 @@ pub struct Adaptive {
     is_loaded: bool,
     /// Whether what was to be exchanged last was clearly hotter.
     is_clear: bool,
-    /// Epochs since anything was to be exchanged.
+    /// Epochs since more than a little was to be exchanged.
     calm: u8,
     loads: Loads,
     steps: Steps,
@@ -263,7 +266,7 @@ impl Policy for Adaptive {
         self.steps.follow(&idle.loaded, &moves);
         let exchanges = moves.iter().filter(|m| m.reason != Reason::Headroom);
         self.asked = exchanges.map(|m| m.limit).sum();
-        self.calm = if self.asked.is_zero() {
+        self.calm = if self.asked < Bytes(self.settings.first_bytes.0 / LITTLE) {
             self.calm.saturating_add(1)
         } else {
             0
