@@ -43,7 +43,7 @@ use crate::units::Bytes;
 const SOCKET: &str = "control.sock";
 /// The daemon's state directory there.
 const STATE_DIR: &str = "state";
-/// The daemon's interval in the demo: ten epochs in a phase.
+/// The daemon's interval in the demo: ten epochs in a phase at least.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Time between two rows.
 const ROW_EVERY: Duration = Duration::from_secs(2);
@@ -185,7 +185,7 @@ impl Demo<'_> {
         } else {
             let daemon = self.start_daemon(workload.pid(), &room)?;
             self.say(&format!(
-                "The daemon watches it with sampler \"{}\", an epoch every {} s",
+                "The daemon watches it with sampler \"{}\", an epoch of at most {} s",
                 daemon.status.sampler,
                 INTERVAL.as_secs()
             ));
