@@ -5,6 +5,7 @@ pub mod hm_keeper;
 mod lasting;
 mod ledger;
 mod memory_tiering;
+mod outlook;
 pub mod peers;
 mod place;
 mod planner;

@@ -332,9 +332,8 @@ impl<'a, 'v> Planner<'a, 'v> {
     }
 
     fn margin(&self, place: Place, victim: Option<Victim>) -> Margin {
-        let heat = |place: Place| place.region_in(self.view).heat();
-        let less = victim.map_or(0.0, |victim| heat(victim.place));
-        Margin::of((heat(place) - less) / f32::from(self.view.scans.max(1)))
+        let less = victim.map_or(0.0, |victim| self.worth.heat_of(victim.place));
+        Margin::of((self.worth.heat_of(place) - less) / f32::from(self.view.scans.max(1)))
     }
 
     /// What a victim loses per second.

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use super::outlook::Outlook;
 use super::place::Place;
 use super::{TargetView, View};
 use crate::tiering::observation::TargetId;
@@ -16,6 +17,10 @@ use crate::units::{NodeId, PAGE_BYTES, VirtAddr};
 /// Certainty that what goes for headroom is cold, in those of an exchange: of what one sample
 /// in each epoch looks at, three that saw nothing. What is new is so little known that it stays.
 const DOUBT: f64 = 1.5;
+/// How far off how hot a region usually is may be, as a share of it, once it is known over as
+/// many epochs as it is averaged over; and what is hot in turns need be as hot, as a share of
+/// what stays hot, to be promoted.
+const USUAL_ERROR: f32 = 0.1;
 /// Weight of the newest epoch in a target's load.
 const LOAD_EMA: f64 = 0.3;
 
@@ -50,6 +55,8 @@ pub(super) struct Worth<'a, 'v> {
     scale: Vec<f64>,
     /// By how much more what is written is worth than what is read as often.
     written: f64,
+    /// Per target: whether what is hot stays so.
+    outlooks: &'a [Outlook],
     /// Per node: worth of all that lies there.
     traffic: Vec<(NodeId, f64)>,
     /// Per target and region. A million regions are far from any cache, these are near.
@@ -87,7 +94,7 @@ impl<'a, 'v> Worth<'a, 'v> {
         view: &'a View<'v>,
         idle: &View<'_>,
         settings: AdaptiveSettings,
-        loads: &[f64],
+        (loads, outlooks): (&[f64], &'a [Outlook]),
         mut facts: FactLists,
     ) -> Self {
         let mut worth = Self {
@@ -95,14 +102,16 @@ impl<'a, 'v> Worth<'a, 'v> {
             settings,
             scale: Vec::with_capacity(view.targets.len()),
             written: queued(view),
+            outlooks,
             traffic: Vec::new(),
             facts: FactLists::default(),
         };
         facts.0.resize_with(view.targets.len(), Vec::new);
-        for ((target, load), facts) in idle.targets.iter().zip(loads).zip(&mut facts.0) {
+        let each = idle.targets.iter().zip(loads).zip(&mut facts.0);
+        for (at, ((target, load), facts)) in each.enumerate() {
             let mut accesses: Vec<(NodeId, f64)> = Vec::new();
             let look_at = |region: &Region| {
-                let facts = worth.look_at(region);
+                let facts = worth.look_at(at, region);
                 for (node, pages) in region.pages().iter() {
                     let bytes = (pages * PAGE_BYTES) as f64;
                     *entry(&mut accesses, node) += facts.mean * bytes;
@@ -129,11 +138,11 @@ impl<'a, 'v> Worth<'a, 'v> {
         worth
     }
 
-    fn look_at(&self, region: &Region) -> Facts {
+    fn look_at(&self, target: usize, region: &Region) -> Facts {
         let of = |count: f32| self.density(region, self.view.rates.of(f64::from(count)));
-        let (heat, usual) = (region.heat(), region.usual() / 2.0);
+        let (heat, usual) = (self.heat(target, region), region.usual() / 2.0);
         let mean = of(heat);
-        let is_warm = region.is_known() && f64::from(heat) >= self.least_count();
+        let is_warm = region.is_known() && f64::from(heat) >= self.least_count(target);
         let mut nodes = region.pages().iter().map(|(node, _)| node);
         let node = nodes.next();
         Facts {
@@ -143,17 +152,27 @@ impl<'a, 'v> Worth<'a, 'v> {
             is_apart: nodes.next().is_some(),
             is_empty: node.is_none(),
             is_warm,
-            is_idle: !is_warm && !self.view.lacking.is_empty() && self.is_cold(region),
+            is_idle: !is_warm && !self.view.lacking.is_empty() && self.is_cold(target, region),
         }
     }
 
     /// Whether a region is cold beyond doubt, and not moved for it of late.
-    fn is_cold(&self, region: &Region) -> bool {
+    fn is_cold(&self, target: usize, region: &Region) -> bool {
         let doubt = DOUBT * self.settings.certainty;
         region.is_known()
             && region.flips() == 0
             && !self.rests(region, Direction::Demotion)
-            && f64::from(self.count_beside(region, doubt)) < self.least_count()
+            && f64::from(self.count_beside(target, region, doubt)) < self.least_count(target)
+    }
+
+    /// How hot a region of the target at this place is going to be, in scans.
+    fn heat(&self, target: usize, region: &Region) -> f32 {
+        self.outlooks[target].heat(region, region.heat())
+    }
+
+    /// The same of one at this place.
+    pub(super) fn heat_of(&self, place: Place) -> f32 {
+        self.heat(place.target as usize, place.region_in(self.view))
     }
 
     fn facts(&self, place: Place) -> &Facts {
@@ -188,8 +207,9 @@ impl<'a, 'v> Worth<'a, 'v> {
     }
 
     /// From which count on a region is hot enough.
-    fn least_count(&self) -> f64 {
-        self.settings.promotion_threshold * f64::from(self.view.scans)
+    fn least_count(&self, target: usize) -> f64 {
+        let moment = f64::from(self.outlooks[target].moment.max(USUAL_ERROR));
+        moment * self.settings.promotion_threshold * f64::from(self.view.scans)
     }
 
     pub(super) fn mean(&self, place: Place) -> f64 {
@@ -228,16 +248,19 @@ impl<'a, 'v> Worth<'a, 'v> {
     /// As if it were so many standard errors hotter, or colder, than it seems.
     pub(super) fn beside(&self, place: Place, errors: f64) -> f64 {
         let region = place.region_in(self.view);
-        let count = self.count_beside(region, errors);
+        let count = self.count_beside(place.target as usize, region, errors);
         self.at(place.target as usize, region, count)
     }
 
     /// Its count as if it were so many standard errors hotter.
     #[allow(clippy::cast_possible_truncation)]
-    fn count_beside(&self, region: &Region, errors: f64) -> f32 {
+    fn count_beside(&self, target: usize, region: &Region, errors: f64) -> f32 {
         let scans = f32::from(self.view.scans);
-        let error = region.variance(scans).sqrt();
-        (region.heat() + errors as f32 * error).clamp(0.0, scans)
+        let outlook = self.outlooks[target];
+        let of_now = outlook.moment * region.variance(scans).sqrt();
+        let of_usual = USUAL_ERROR * outlook.usual(region) / outlook.grown.sqrt();
+        let error = of_now.hypot((1.0 - outlook.moment) * of_usual);
+        (self.heat(target, region) + errors as f32 * error).clamp(0.0, scans)
     }
 
     /// By the last epoch alone; `None` where that tells nothing.
@@ -251,6 +274,7 @@ impl<'a, 'v> Worth<'a, 'v> {
             return Some(0.0);
         };
         let count = region.is_fresh().then(|| region.latest())?;
+        let count = self.outlooks[at].heat(region, count);
         Some(self.at(at, region, count))
     }
 
