@@ -15,14 +15,18 @@
 //! Averages begin with nothing ([`Region::usual`]), and are held against what all memory together
 //! comes to: a program is as busy as it usually is, whatever of it is hot.
 //!
+//! Of what is steady but for the chance of samples the average says as much as the moment.
+//!
 //! **Properties** (tests below): one where regions stay what they are, none where they are
 //! hot in turns.
 
 use std::collections::HashMap;
 
 use super::View;
+use super::planner::MOSTLY;
 use crate::tiering::observation::TargetId;
 use crate::tiering::region::Region;
+use crate::units::NodeId;
 
 /// Weight of the newest epoch in the slope.
 const EMA: f64 = 0.1;
@@ -30,6 +34,14 @@ const EMA: f64 = 0.1;
 const LEVEL_EMA: f64 = 0.02;
 /// Epochs for which what is hot has to stay so.
 const EPOCHS: i32 = 4;
+/// How far off an average may be, as a share of it, once it is one of as many epochs as it is
+/// to be of.
+const USUAL_ERROR: f32 = 0.1;
+/// What is hot in turns need not be as hot on average to be promoted, but this share of it.
+const WARM_LEAST: f32 = 0.1;
+/// Epochs for which it is asked after accesses last waited: what was moved for that may have
+/// ended it.
+const WANTED_FOR: u8 = 8;
 /// Averages are held to be this share of what they are going to be at least: one epoch's.
 const GROWN_LEAST: f64 = 0.02;
 
@@ -54,7 +66,8 @@ impl Outlook {
         region.usual() / self.grown
     }
 
-    /// How hot a region is going to be that is so hot now.
+    /// How hot a region is going to be that is so hot now; more than scans can tell where averages
+    /// were taken for younger than they are.
     pub(super) fn heat(self, region: &Region, now: f32) -> f32 {
         if self.moment < 1.0 {
             let usual = self.usual(region);
@@ -63,68 +76,115 @@ impl Outlook {
             now
         }
     }
+
+    /// A standard error of that, where `of_now` is the one of how hot it is now.
+    pub(super) fn error(self, region: &Region, of_now: f32) -> f32 {
+        if self.moment < 1.0 {
+            let of_usual = USUAL_ERROR * self.usual(region) / self.grown.sqrt();
+            // Averages rest on as many samples more.
+            let of_now = of_now * self.moment.max(USUAL_ERROR);
+            of_now.hypot((1.0 - self.moment) * of_usual)
+        } else {
+            of_now
+        }
+    }
+
+    /// From which share of what is hot on a region is hot enough to be promoted.
+    pub(super) fn warm_from(self) -> f64 {
+        f64::from(self.moment.max(WARM_LEAST))
+    }
 }
 
 /// Of each target.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outlooks(HashMap<TargetId, Slope>);
 
-/// Sums over all memory; of what is above its average, in bytes times squares of counts.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slope {
-    /// What was so an epoch ago, times what it is now.
+    /// Of fresh regions: how far they were above or below their average an epoch ago, times how
+    /// far they are now, and times itself, in bytes times squares of counts.
     still: f64,
-    /// Times itself.
     was: f64,
     /// Epochs, and the mean over them of what all memory comes to, in bytes times counts.
     epochs: f64,
     all: f64,
+    /// Epochs for which it is still asked.
+    wanted_for: u8,
 }
 
 impl Outlooks {
     /// Of each target in the view, by its place, after its epoch. Only where accesses wait for
-    /// bandwidth, and what is written is known, can one region gain more than another that is
-    /// usually as hot: elsewhere what is hot is held to stay so.
+    /// bandwidth, and something is mostly written, can one region gain more than another that is
+    /// usually as hot: elsewhere, and where that was so but long ago, what is hot is held to
+    /// stay so.
     pub(super) fn follow(&mut self, view: &View<'_>) -> Vec<Outlook> {
         let is_there = |id: TargetId| view.targets.iter().any(|target| target.id == id);
         self.0.retain(|&id, _| is_there(id));
         let each = view.targets.iter().map(|target| {
-            let is_told = |region: &Region| region.written().is_some();
-            if view.loaded.is_empty() || !target.regions.iter().any(is_told) {
-                return Outlook::STAYS;
+            let is_late = |&(node, _): &(NodeId, f64)| target.tiers.rank_of(node).is_some();
+            let known = self.0.get(&target.id).copied();
+            let mut slope = if view.loaded.iter().any(is_late) {
+                let slope = known.unwrap_or_default();
+                Slope {
+                    wanted_for: WANTED_FOR,
+                    ..slope
+                }
+            } else {
+                known.unwrap_or_default()
+            };
+            let outlook = (slope.wanted_for > 0).then(|| slope.follow(target.regions));
+            if let Some(outlook) = outlook.flatten() {
+                slope.wanted_for -= 1;
+                self.0.insert(target.id, slope);
+                outlook
+            } else {
+                self.0.remove(&target.id);
+                Outlook::STAYS
             }
-            let slope = self.0.entry(target.id).or_default();
-            slope.follow(target.regions)
         });
         each.collect()
     }
 }
 
 impl Slope {
+    /// After an epoch of these regions; `None` where none of them is mostly written.
     #[allow(clippy::cast_possible_truncation)]
-    fn follow(&mut self, regions: &[Region]) -> Outlook {
-        let sum = |of: fn(&Region) -> f32| -> f64 {
-            let weighed = regions
-                .iter()
-                .map(|r| r.resident().as_f64() * f64::from(of(r)));
-            weighed.sum()
-        };
+    fn follow(&mut self, regions: &[Region]) -> Option<Outlook> {
+        // There may be a million of them: one pass, and what `grown` is comes out at its end.
+        let (mut latest, mut usual, mut is_written) = (0.0, 0.0, false);
+        let (mut heat_now, mut heats, mut averages, mut squares, mut heat_average) =
+            (0.0, 0.0, 0.0, 0.0, 0.0);
+        for region in regions {
+            let bytes = region.resident().as_f64();
+            latest += bytes * f64::from(region.latest());
+            usual += bytes * f64::from(region.usual());
+            is_written |= region.written().is_some_and(|share| share > MOSTLY);
+            let (heat, average) = region.an_epoch_ago();
+            let (heat, average) = (f64::from(heat), f64::from(average));
+            // Of what is new nothing was told an epoch ago.
+            if region.is_fresh() && average > 0.0 {
+                let now = f64::from(region.latest());
+                heat_now += bytes * heat * now;
+                heats += bytes * heat * heat;
+                averages += bytes * average * now;
+                heat_average += bytes * average * heat;
+                squares += bytes * average * average;
+            }
+        }
+        if !is_written {
+            return None;
+        }
         self.epochs += 1.0;
-        self.all += (sum(Region::latest) - self.all) * (1.0 / self.epochs).max(LEVEL_EMA);
+        self.all += (latest - self.all) * (1.0 / self.epochs).max(LEVEL_EMA);
         let grown = if self.all > 0.0 {
-            (sum(Region::usual) / self.all).clamp(GROWN_LEAST, 1.0)
+            (usual / self.all).clamp(GROWN_LEAST, 1.0)
         } else {
             1.0
         };
-        let (mut still, mut was) = (0.0, 0.0);
-        for region in regions.iter().filter(|region| region.is_fresh()) {
-            let (heat, usual) = region.an_epoch_ago();
-            let usual = f64::from(usual) / grown;
-            let above = f64::from(heat) - usual;
-            let bytes = region.resident().as_f64();
-            still += bytes * above * (f64::from(region.latest()) - usual);
-            was += bytes * above * above;
-        }
+        // (heat - average / grown) times the same of now, and of itself.
+        let squares = squares / (grown * grown);
+        let still = heat_now - (averages + heat_average) / grown + squares;
+        let was = heats - 2.0 * heat_average / grown + squares;
         self.still += EMA * (still - self.still);
         self.was += EMA * (was - self.was);
         let slope = if self.was > 0.0 {
@@ -132,10 +192,10 @@ impl Slope {
         } else {
             1.0
         };
-        Outlook {
+        Some(Outlook {
             moment: slope.powi(EPOCHS) as f32,
             grown: grown as f32,
-        }
+        })
     }
 }
 
@@ -149,6 +209,7 @@ mod tests {
         let mut regions = regions(&[(0.0, 0); 8]);
         for region in &mut regions {
             region.usually(0.0);
+            region.writes(1.0);
         }
         let mut slope = Slope::default();
         let mut outlook = Outlook::STAYS;
@@ -156,7 +217,7 @@ mod tests {
             for (at, region) in regions.iter_mut().enumerate() {
                 region.goes_on(heat(epoch, at));
             }
-            outlook = slope.follow(&regions);
+            outlook = slope.follow(&regions).expect("all is written");
         }
         (outlook, regions)
     }
@@ -192,6 +253,16 @@ mod tests {
             if at == hot { 3.0 } else { 0.0 }
         });
         assert!(outlook.moment > 0.5, "{outlook:?}");
+    }
+
+    #[test]
+    fn where_nothing_is_written_nothing_is_asked() {
+        let mut regions = regions(&[(3.0, 0), (1.0, 0)]);
+        assert_eq!(Slope::default().follow(&regions), None);
+        regions[0].writes(0.2);
+        assert_eq!(Slope::default().follow(&regions), None);
+        regions[1].writes(0.9);
+        assert!(Slope::default().follow(&regions).is_some());
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::tiering::plan::{Direction, Move, Reason};
 use crate::units::{Bytes, NodeId, VirtAddr};
 
 /// More than this share of its pages is written in an epoch of what is mostly written.
-const MOSTLY: f32 = 0.5;
+pub(super) const MOSTLY: f32 = 0.5;
 /// Exchanges of one plan that are looked up later.
 const TRADES: usize = 64;
 

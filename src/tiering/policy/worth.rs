@@ -17,10 +17,6 @@ use crate::units::{NodeId, PAGE_BYTES, VirtAddr};
 /// Certainty that what goes for headroom is cold, in those of an exchange: of what one sample
 /// in each epoch looks at, three that saw nothing. What is new is so little known that it stays.
 const DOUBT: f64 = 1.5;
-/// How far off how hot a region usually is may be, as a share of it, once it is known over as
-/// many epochs as it is averaged over; and what is hot in turns need be as hot, as a share of
-/// what stays hot, to be promoted.
-const USUAL_ERROR: f32 = 0.1;
 /// Weight of the newest epoch in a target's load.
 const LOAD_EMA: f64 = 0.3;
 
@@ -156,18 +152,26 @@ impl<'a, 'v> Worth<'a, 'v> {
         }
     }
 
-    /// Whether a region is cold beyond doubt, and not moved for it of late.
+    /// Whether a region is cold beyond doubt, now and usually, and not moved for it of late.
+    #[allow(clippy::cast_possible_truncation)]
     fn is_cold(&self, target: usize, region: &Region) -> bool {
         let doubt = DOUBT * self.settings.certainty;
         region.is_known()
             && region.flips() == 0
             && !self.rests(region, Direction::Demotion)
             && f64::from(self.count_beside(target, region, doubt)) < self.least_count(target)
+            && f64::from(region.heat() + doubt as f32 * self.error(region)) < self.least()
+    }
+
+    /// A standard error of how hot a region is now.
+    fn error(&self, region: &Region) -> f32 {
+        region.variance(f32::from(self.view.scans)).sqrt()
     }
 
     /// How hot a region of the target at this place is going to be, in scans.
     fn heat(&self, target: usize, region: &Region) -> f32 {
-        self.outlooks[target].heat(region, region.heat())
+        let heat = self.outlooks[target].heat(region, region.heat());
+        heat.min(f32::from(self.view.scans))
     }
 
     /// The same of one at this place.
@@ -208,8 +212,12 @@ impl<'a, 'v> Worth<'a, 'v> {
 
     /// From which count on a region is hot enough.
     fn least_count(&self, target: usize) -> f64 {
-        let moment = f64::from(self.outlooks[target].moment.max(USUAL_ERROR));
-        moment * self.settings.promotion_threshold * f64::from(self.view.scans)
+        self.outlooks[target].warm_from() * self.least()
+    }
+
+    /// The same where what is hot stays so.
+    fn least(&self) -> f64 {
+        self.settings.promotion_threshold * f64::from(self.view.scans)
     }
 
     pub(super) fn mean(&self, place: Place) -> f64 {
@@ -256,14 +264,12 @@ impl<'a, 'v> Worth<'a, 'v> {
     #[allow(clippy::cast_possible_truncation)]
     fn count_beside(&self, target: usize, region: &Region, errors: f64) -> f32 {
         let scans = f32::from(self.view.scans);
-        let outlook = self.outlooks[target];
-        let of_now = outlook.moment * region.variance(scans).sqrt();
-        let of_usual = USUAL_ERROR * outlook.usual(region) / outlook.grown.sqrt();
-        let error = of_now.hypot((1.0 - outlook.moment) * of_usual);
+        let error = self.outlooks[target].error(region, self.error(region));
         (self.heat(target, region) + errors as f32 * error).clamp(0.0, scans)
     }
 
-    /// By the last epoch alone; `None` where that tells nothing.
+    /// By the last epoch alone, or where what is hot does not stay so by how hot it usually is;
+    /// `None` where that tells nothing.
     pub(super) fn latest(&self, target: TargetId, addr: VirtAddr) -> Option<f64> {
         let at = self.view.targets.iter().position(|t| t.id == target)?;
         if self.scale[at] <= 0.0 {
