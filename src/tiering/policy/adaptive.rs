@@ -35,9 +35,6 @@
 //! sooner, and what is hot for less than an epoch is seen. Where all of it is gone, as where a program sweeps, a short epoch
 //! would take for lasting what only looks so; and where nothing is to be exchanged nothing is gained.
 //!
-//! Where accesses wait for bandwidth and writes are known, what is hot in turns counts as hot as it
-//! usually is ([`outlook`](super::outlook)): what is written may gain more than that.
-//!
 //! What was moved rests before it may go the other way; what comes back up twice as long
 //! each time that it was moved back at once: regions inherit that when they split.
 //!
@@ -47,7 +44,6 @@
 //! before its promotion; equals are never exchanged; nor is what gains less than it costs.
 
 use super::lasting::{Lasting, Margin, Plan, Trade};
-use super::outlook::Outlooks;
 use super::planner::{Lists, Planner, Steps, Terms};
 use super::worth::{FactLists, Loads, Worth};
 use super::{Budget, Done, Policy, View};
@@ -118,7 +114,6 @@ pub struct Adaptive {
     /// Epochs since more than a little was to be exchanged.
     calm: u8,
     loads: Loads,
-    outlooks: Outlooks,
     steps: Steps,
     lists: Lists,
     facts: FactLists,
@@ -141,7 +136,6 @@ impl Adaptive {
             is_clear: true,
             calm: 0,
             loads: Loads::default(),
-            outlooks: Outlooks::default(),
             steps: Steps::default(),
             lists: Lists::default(),
             facts: FactLists::default(),
@@ -231,10 +225,9 @@ impl Policy for Adaptive {
         let tiers = idle.tiers_under_load();
         let view = &idle.with_tiers(&tiers);
         let facts = std::mem::take(&mut self.facts);
+        let worth = Worth::of(view, idle, self.settings, &loads, facts);
         let ids: Vec<TargetId> = view.targets.iter().map(|target| target.id).collect();
         self.lasting.keep(&ids);
-        let outlooks = self.outlooks.follow(view);
-        let worth = Worth::of(view, idle, self.settings, (&loads, &outlooks), facts);
         self.lasting
             .follow(view.epoch, |target, addr| worth.latest(target, addr));
         self.learn(view);

@@ -5,7 +5,6 @@ pub mod hm_keeper;
 mod lasting;
 mod ledger;
 mod memory_tiering;
-mod outlook;
 pub mod peers;
 mod place;
 mod planner;

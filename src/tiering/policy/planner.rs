@@ -25,7 +25,7 @@ use crate::tiering::plan::{Direction, Move, Reason};
 use crate::units::{Bytes, NodeId, VirtAddr};
 
 /// More than this share of its pages is written in an epoch of what is mostly written.
-pub(super) const MOSTLY: f32 = 0.5;
+const MOSTLY: f32 = 0.5;
 /// Exchanges of one plan that are looked up later.
 const TRADES: usize = 64;
 
@@ -332,8 +332,9 @@ impl<'a, 'v> Planner<'a, 'v> {
     }
 
     fn margin(&self, place: Place, victim: Option<Victim>) -> Margin {
-        let less = victim.map_or(0.0, |victim| self.worth.heat_of(victim.place));
-        Margin::of((self.worth.heat_of(place) - less) / f32::from(self.view.scans.max(1)))
+        let heat = |place: Place| place.region_in(self.view).heat();
+        let less = victim.map_or(0.0, |victim| heat(victim.place));
+        Margin::of((heat(place) - less) / f32::from(self.view.scans.max(1)))
     }
 
     /// What a victim loses per second.

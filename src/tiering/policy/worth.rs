@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 
-use super::outlook::Outlook;
 use super::place::Place;
 use super::{TargetView, View};
 use crate::tiering::observation::TargetId;
@@ -51,8 +50,6 @@ pub(super) struct Worth<'a, 'v> {
     scale: Vec<f64>,
     /// By how much more what is written is worth than what is read as often.
     written: f64,
-    /// Per target: whether what is hot stays so.
-    outlooks: &'a [Outlook],
     /// Per node: worth of all that lies there.
     traffic: Vec<(NodeId, f64)>,
     /// Per target and region. A million regions are far from any cache, these are near.
@@ -90,7 +87,7 @@ impl<'a, 'v> Worth<'a, 'v> {
         view: &'a View<'v>,
         idle: &View<'_>,
         settings: AdaptiveSettings,
-        (loads, outlooks): (&[f64], &'a [Outlook]),
+        loads: &[f64],
         mut facts: FactLists,
     ) -> Self {
         let mut worth = Self {
@@ -98,16 +95,14 @@ impl<'a, 'v> Worth<'a, 'v> {
             settings,
             scale: Vec::with_capacity(view.targets.len()),
             written: queued(view),
-            outlooks,
             traffic: Vec::new(),
             facts: FactLists::default(),
         };
         facts.0.resize_with(view.targets.len(), Vec::new);
-        let each = idle.targets.iter().zip(loads).zip(&mut facts.0);
-        for (at, ((target, load), facts)) in each.enumerate() {
+        for ((target, load), facts) in idle.targets.iter().zip(loads).zip(&mut facts.0) {
             let mut accesses: Vec<(NodeId, f64)> = Vec::new();
             let look_at = |region: &Region| {
-                let facts = worth.look_at(at, region);
+                let facts = worth.look_at(region);
                 for (node, pages) in region.pages().iter() {
                     let bytes = (pages * PAGE_BYTES) as f64;
                     *entry(&mut accesses, node) += facts.mean * bytes;
@@ -134,11 +129,11 @@ impl<'a, 'v> Worth<'a, 'v> {
         worth
     }
 
-    fn look_at(&self, target: usize, region: &Region) -> Facts {
+    fn look_at(&self, region: &Region) -> Facts {
         let of = |count: f32| self.density(region, self.view.rates.of(f64::from(count)));
-        let (heat, usual) = (self.heat(target, region), region.usual() / 2.0);
+        let (heat, usual) = (region.heat(), region.usual() / 2.0);
         let mean = of(heat);
-        let is_warm = region.is_known() && f64::from(heat) >= self.least_count(target);
+        let is_warm = region.is_known() && f64::from(heat) >= self.least_count();
         let mut nodes = region.pages().iter().map(|(node, _)| node);
         let node = nodes.next();
         Facts {
@@ -148,35 +143,17 @@ impl<'a, 'v> Worth<'a, 'v> {
             is_apart: nodes.next().is_some(),
             is_empty: node.is_none(),
             is_warm,
-            is_idle: !is_warm && !self.view.lacking.is_empty() && self.is_cold(target, region),
+            is_idle: !is_warm && !self.view.lacking.is_empty() && self.is_cold(region),
         }
     }
 
-    /// Whether a region is cold beyond doubt, now and usually, and not moved for it of late.
-    #[allow(clippy::cast_possible_truncation)]
-    fn is_cold(&self, target: usize, region: &Region) -> bool {
+    /// Whether a region is cold beyond doubt, and not moved for it of late.
+    fn is_cold(&self, region: &Region) -> bool {
         let doubt = DOUBT * self.settings.certainty;
         region.is_known()
             && region.flips() == 0
             && !self.rests(region, Direction::Demotion)
-            && f64::from(self.count_beside(target, region, doubt)) < self.least_count(target)
-            && f64::from(region.heat() + doubt as f32 * self.error(region)) < self.least()
-    }
-
-    /// A standard error of how hot a region is now.
-    fn error(&self, region: &Region) -> f32 {
-        region.variance(f32::from(self.view.scans)).sqrt()
-    }
-
-    /// How hot a region of the target at this place is going to be, in scans.
-    fn heat(&self, target: usize, region: &Region) -> f32 {
-        let heat = self.outlooks[target].heat(region, region.heat());
-        heat.min(f32::from(self.view.scans))
-    }
-
-    /// The same of one at this place.
-    pub(super) fn heat_of(&self, place: Place) -> f32 {
-        self.heat(place.target as usize, place.region_in(self.view))
+            && f64::from(self.count_beside(region, doubt)) < self.least_count()
     }
 
     fn facts(&self, place: Place) -> &Facts {
@@ -211,12 +188,7 @@ impl<'a, 'v> Worth<'a, 'v> {
     }
 
     /// From which count on a region is hot enough.
-    fn least_count(&self, target: usize) -> f64 {
-        self.outlooks[target].warm_from() * self.least()
-    }
-
-    /// The same where what is hot stays so.
-    fn least(&self) -> f64 {
+    fn least_count(&self) -> f64 {
         self.settings.promotion_threshold * f64::from(self.view.scans)
     }
 
@@ -256,20 +228,19 @@ impl<'a, 'v> Worth<'a, 'v> {
     /// As if it were so many standard errors hotter, or colder, than it seems.
     pub(super) fn beside(&self, place: Place, errors: f64) -> f64 {
         let region = place.region_in(self.view);
-        let count = self.count_beside(place.target as usize, region, errors);
+        let count = self.count_beside(region, errors);
         self.at(place.target as usize, region, count)
     }
 
     /// Its count as if it were so many standard errors hotter.
     #[allow(clippy::cast_possible_truncation)]
-    fn count_beside(&self, target: usize, region: &Region, errors: f64) -> f32 {
+    fn count_beside(&self, region: &Region, errors: f64) -> f32 {
         let scans = f32::from(self.view.scans);
-        let error = self.outlooks[target].error(region, self.error(region));
-        (self.heat(target, region) + errors as f32 * error).clamp(0.0, scans)
+        let error = region.variance(scans).sqrt();
+        (region.heat() + errors as f32 * error).clamp(0.0, scans)
     }
 
-    /// By the last epoch alone, or where what is hot does not stay so by how hot it usually is;
-    /// `None` where that tells nothing.
+    /// By the last epoch alone; `None` where that tells nothing.
     pub(super) fn latest(&self, target: TargetId, addr: VirtAddr) -> Option<f64> {
         let at = self.view.targets.iter().position(|t| t.id == target)?;
         if self.scale[at] <= 0.0 {
@@ -280,7 +251,6 @@ impl<'a, 'v> Worth<'a, 'v> {
             return Some(0.0);
         };
         let count = region.is_fresh().then(|| region.latest())?;
-        let count = self.outlooks[at].heat(region, count);
         Some(self.at(at, region, count))
     }
 

@@ -178,6 +178,55 @@ impl Region {
         }
     }
 
+    /// A region for tests of policies.
+    #[cfg(test)]
+    pub(crate) fn for_test(range: PageRange, hotness: f32, pages: &[(NodeId, u64)]) -> Self {
+        Self {
+            latest: hotness,
+            previous: hotness,
+            hotness,
+            before: hotness,
+            usual: hotness,
+            evidence: 1e9,
+            watched: true,
+            seen: true,
+            fresh: true,
+            pages: Pages::from_counts(pages),
+            is_counted: true,
+            ..Self::new(range)
+        }
+    }
+
+    /// The same with its hotness resting on so many samples.
+    #[cfg(test)]
+    pub(crate) fn rest_on(&mut self, samples: f32) {
+        self.evidence = samples;
+    }
+
+    /// The same with so much of it written in an epoch.
+    #[cfg(test)]
+    pub(crate) fn writes(&mut self, share: f32) {
+        self.written = share;
+    }
+
+    /// The same, made of folios of so many pages, as log2.
+    #[cfg(test)]
+    pub(crate) fn of_folios(&mut self, order: u8) {
+        (self.order, self.folios) = (order, 1.0 / f32::from(1_u16 << order));
+    }
+
+    /// The same, as hot as this in the last epoch only.
+    #[cfg(test)]
+    pub(crate) fn turns_hot(&mut self, hotness: f32) {
+        (self.latest, self.hotness) = (hotness, hotness);
+    }
+
+    /// The same, as hot as this over many epochs.
+    #[cfg(test)]
+    pub(crate) fn usually(&mut self, hotness: f32) {
+        self.usual = hotness;
+    }
+
     /// Its addresses.
     pub fn range(&self) -> PageRange {
         self.range
@@ -242,13 +291,6 @@ impl Region {
     /// first watched: what a program comes back to it has used before.
     pub fn usual(&self) -> f32 {
         self.usual
-    }
-
-    /// [`heat`](Self::heat) and [`usual`](Self::usual) before the last epoch was folded in.
-    pub(super) fn an_epoch_ago(&self) -> (f32, f32) {
-        let heat = LATEST_COUNTS * self.previous + (1.0 - LATEST_COUNTS) * self.before;
-        let usual = (self.usual - USUAL_EMA * self.latest) / (1.0 - USUAL_EMA);
-        (heat, usual)
     }
 
     /// How much the last two epochs differ.
@@ -551,7 +593,5 @@ fn coalesce(ranges: &[PageRange]) -> impl Iterator<Item = PageRange> + '_ {
     })
 }
 
-#[cfg(test)]
-mod testing;
 #[cfg(test)]
 mod tests;

@@ -75,46 +75,6 @@ fn what_is_read_gives_way_to_what_is_written_as_often() {
     assert_eq!(brief(&moves), [(0, 0, 3, 2), (2, 3, 0, 2)]);
 }
 
-/// Eight regions on the fastest node and eight on the slowest are hot in turns, one of each at a
-/// time. What is moved in the last of so many epochs, when the slowest node answers late.
-fn moved_of_a_sweep(written: f32) -> Vec<Move> {
-    let list: Vec<(f32, u32)> = (0..16)
-        .map(|at| (0.0, if at < 8 { 0 } else { 3 }))
-        .collect();
-    let mut regions = regions(&list);
-    let mut policy = Adaptive::new(AdaptiveSettings::default());
-    let mut moves = Vec::new();
-    for epoch in 0..60 {
-        for (at, region) in regions.iter_mut().enumerate() {
-            region.goes_on(if epoch % 8 == at as u64 % 8 { 3.0 } else { 0.0 });
-            region.writes(if at < 8 { 0.0 } else { written });
-        }
-        let scene = Scene {
-            epoch,
-            loaded: &[(NodeId(3), 4.0)],
-            ..Scene::of(&regions, [0, 0, 0, 20])
-        };
-        let all = Budget {
-            bytes: Bytes(u64::MAX),
-        };
-        moves = testing::decide(&mut policy, scene, all);
-    }
-    moves
-}
-
-#[test]
-fn what_is_written_comes_up_whosever_turn_it_is() {
-    let moves = moved_of_a_sweep(1.0);
-    let up = |m: &&Move| m.direction == Direction::Promotion;
-    assert!(moves.iter().filter(up).count() >= 4, "{:?}", brief(&moves));
-    for m in &moves {
-        let is_written = m.range.start().0 >= 16 * MIB;
-        assert_eq!(is_written, up(&m), "{:?}", brief(&moves));
-    }
-    // All are read alike: there is nothing to be had.
-    assert_eq!(moved_of_a_sweep(0.0), []);
-}
-
 proptest! {
     /// Whatever answers late, what is hot goes to where it is answered sooner; up and down are
     /// those of idle nodes.
