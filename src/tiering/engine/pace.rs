@@ -3,11 +3,11 @@
 //! A policy that gains by it may have epochs that are shorter than configured ([`Policy::pace`]).
 //! It has them where that costs nothing else: where it decides for anybody; where the limit pays
 //! for what every epoch costs also in a shorter one; where windows can be as much shorter; where
-//! every region has a look; and where much of all accesses goes to what is accessed twice in a
-//! shorter one, too ([`CLEAR`]): what is seen once in two of them is not told from what is cold.
-//! To begin with half as much again is asked for of looks and of such accesses, so that the length
-//! does not change to and fro. Whenever it changes, what was counted is restated: a shorter
-//! epoch sees less.
+//! every region has a look, by what the next epoch buys; and where much of all accesses goes to
+//! what is accessed twice in a shorter one, too ([`CLEAR`]): what is seen once in two of them is
+//! not told from what is cold. To begin with half as much again is asked for of looks and of such
+//! accesses, so that the length does not change to and fro. Whenever it changes, what was counted
+//! is restated: a shorter epoch sees less.
 //!
 //! [`Policy::pace`]: crate::tiering::policy::Policy::pace
 
@@ -54,9 +54,12 @@ impl Engine {
         let profiling = &self.settings.profiling;
         let interval = pace.of(profiling.interval);
         let shorter = pace.0 / self.pace.0;
-        let looks = self.afforded as f64 * shorter;
         let wanted = if self.pace.is_short() { 1.0 } else { PLENTY };
-        let is_paid = self.governor.needed_stretch(Terms { interval, ..terms }) <= 1.0;
+        let short = Terms { interval, ..terms };
+        let is_paid = self.governor.needed_stretch(short) <= 1.0;
+        // Not what this one bought: the first one has bought nothing yet.
+        let samples = self.governor.clone().allot(short).samples;
+        let looks = (samples * u64::from(self.pages_per_sample())) as f64;
         let clear = Survey::share_above(surveys, &self.rates, CLEAR / shorter);
         let is_free = is_paid
             && decides
@@ -89,8 +92,7 @@ mod tests {
     }
 
     fn engine() -> Engine {
-        let mut engine = Engine::new(half(), tiers(None), 1);
-        engine.afforded = 1 << 20;
+        let engine = Engine::new(half(), tiers(None), 1);
         assert_eq!(engine.next_pace(TERMS, &[], true), Pace(0.5));
         engine
     }
@@ -202,19 +204,37 @@ mod tests {
         whole(&brief, TERMS, true);
         // Looks for all, and to begin with some more.
         let mut engine = engine();
-        for (afforded, before, after) in [
-            (3000, 1.0, 0.5),
-            (2999, 1.0, 1.0),
-            (1000, 0.5, 0.5),
-            (999, 0.5, 1.0),
+        let short = Terms {
+            interval: Nanos::from_secs(5),
+            ..TERMS
+        };
+        let looks = engine.governor.clone().allot(short).samples;
+        for (regions, before, after) in [
+            (looks * 2 / 3, 1.0, 0.5),
+            (looks * 2 / 3 + 1, 1.0, 1.0),
+            (looks, 0.5, 0.5),
+            (looks + 1, 0.5, 1.0),
         ] {
-            (engine.afforded, engine.pace) = (afforded, Pace(before));
-            assert_eq!(
-                engine.next_pace(TERMS, &[], true),
-                Pace(after),
-                "{afforded}"
-            );
+            engine.pace = Pace(before);
+            let terms = Terms { regions, ..TERMS };
+            assert_eq!(engine.next_pace(terms, &[], true), Pace(after), "{regions}");
         }
+    }
+
+    #[test]
+    fn the_first_epoch_is_short_only_if_that_buys_looks_for_all() {
+        let first = |limit: f64| {
+            let mut settings = half();
+            settings.profiling.overhead_limit = limit;
+            let mut seen = observation(10, Vec::new(), 0);
+            let all = PageRange::new(VirtAddr(0), VirtAddr(512 * MIB)).unwrap();
+            seen.targets[0].eligible = vec![all];
+            let plan = Engine::new(settings, tiers(None), 1).step(&seen);
+            assert_eq!(plan.report.targets[0].regions, 256);
+            plan.interval
+        };
+        assert_eq!(first(0.05), Nanos::from_secs(5));
+        assert_eq!(first(0.005), Nanos::from_secs(10));
     }
 
     #[test]
@@ -258,8 +278,7 @@ mod tests {
         let mut settings = half();
         settings.profiling.scans = 1;
         settings.profiling.windows = WindowRule::Equal;
-        let mut engine = Engine::new(settings, tiers(None), 1);
-        engine.afforded = 1 << 20;
+        let engine = Engine::new(settings, tiers(None), 1);
         let mut survey = Survey::new(1, 1);
         survey.add(&region(1.0));
         assert_eq!(engine.next_pace(TERMS, &[survey], true), Pace(0.5));
