@@ -1,15 +1,18 @@
 //! `move_pages(2)`: the system call, and what its answers mean.
 //!
 //! What the manual page leaves out (seen on 6.1 to 6.18):
-//! - A positive return is the number of pages that did not move, and then the
-//!   status array may be untouched: it is filled beforehand with
-//!   [`UNTOUCHED`], and the pages are asked for again.
+//! - Pages of one destination are all unmapped before the first is copied, 512 at
+//!   most: who touches one waits for those before it. A page that cannot move ends such a
+//!   group ([`move_in_groups`]).
+//! - A positive return is the number of pages that did not move. The call ends with the
+//!   group in which one did not, and the statuses from there on are untouched: the array is
+//!   filled beforehand with [`UNTOUCHED`], and the pages are asked for again.
 //! - After an error nothing can be assumed about the batch.
 //! - A "move" to where a page is already costs ten queries.
 
 use std::io;
 
-use crate::units::{NodeId, Pid, VirtAddr};
+use crate::units::{NodeId, PAGE_BYTES, Pid, VirtAddr};
 
 /// `MPOL_MF_MOVE` of `linux/mempolicy.h`, which libc does not have: move pages
 /// that this process alone maps.
@@ -18,6 +21,8 @@ pub const MPOL_MF_MOVE: i32 = 1 << 1;
 pub const MPOL_MF_MOVE_ALL: i32 = 1 << 2;
 /// What a status is before the kernel writes it; no errno has this value.
 const UNTOUCHED: i32 = i32::MIN;
+/// Where no process has anything mapped: the last page of the kernel's half.
+const NOWHERE: VirtAddr = VirtAddr(0u64.wrapping_sub(PAGE_BYTES));
 
 /// Which pages move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +120,50 @@ pub fn move_to(
     Ok((left == 0, status))
 }
 
+/// The same, `held` of them at a time: so many are unmapped together, and whoever touches one
+/// waits for so many at most. Returns a status each, as far as the kernel came: it ends with the
+/// group in which a page did not move.
+///
+/// Each call first waits for every CPU to empty its lists of pages, which costs as much as dozens
+/// of pages do. So groups are parted by an address where nothing is, which makes the kernel move
+/// what it has gathered, and not by calls.
+///
+/// # Errors
+/// As for [`move_to`].
+pub fn move_in_groups(
+    pid: Pid,
+    pages: &[VirtAddr],
+    held: usize,
+    node: NodeId,
+    which: Which,
+) -> io::Result<Vec<Status>> {
+    let held = held.max(1);
+    let (is_all, mut status) = move_to(pid, &parted(pages, held), node, which)?;
+    let mut at = 0;
+    status.retain(|_| {
+        at += 1;
+        at % (held + 1) != 0
+    });
+    if !is_all {
+        let ended = status.iter().position(|s| *s == Status::Untold);
+        status.truncate(ended.map_or(pages.len(), |ended| (ended / held + 1) * held));
+    }
+    Ok(status)
+}
+
+/// The pages, with [`NOWHERE`] between each two groups of `held`.
+fn parted(pages: &[VirtAddr], held: usize) -> Vec<VirtAddr> {
+    let mut parted = Vec::with_capacity(pages.len() + pages.len() / held);
+    for group in pages.chunks(held) {
+        if !parted.is_empty() {
+            parted.push(NOWHERE);
+        }
+        parted.extend_from_slice(group);
+    }
+    parted
+}
+
+/// How many did not move, and a status each.
 fn call(pid: Pid, pages: &[VirtAddr], to: Option<(i32, Which)>) -> io::Result<(i64, Vec<Status>)> {
     if pages.is_empty() {
         return Ok((0, Vec::new()));
@@ -175,14 +224,26 @@ mod tests {
     }
 
     #[test]
+    fn groups_are_parted_and_none_is_empty() {
+        let pages: Vec<VirtAddr> = (1..=4).map(|i| VirtAddr(i << 12)).collect();
+        let [a, b, c, d] = pages[..] else {
+            unreachable!()
+        };
+        assert_eq!(parted(&pages, 2), [a, b, NOWHERE, c, d]);
+        assert_eq!(parted(&pages, 3), [a, b, c, NOWHERE, d]);
+        assert_eq!(parted(&pages, 4), pages);
+        assert!(parted(&[], 4).is_empty());
+    }
+
+    #[test]
     fn our_own_pages_can_be_asked_for() {
         let value = Box::new([1_u8; 8192]);
         let here = VirtAddr(value.as_ptr().addr() as u64).page();
         let pid = Pid(i32::try_from(std::process::id()).unwrap());
-        match query(pid, &[here, VirtAddr(0)]) {
+        match query(pid, &[here, VirtAddr(0), NOWHERE]) {
             Ok(status) => {
                 assert!(matches!(status[0], Status::On(_)), "{status:?}");
-                assert_eq!(status[1], Status::Absent);
+                assert_eq!(status[1..], [Status::Absent; 2]);
             }
             Err(e) => eprintln!("skipped: move_pages is not allowed here: {e}"),
         }

@@ -53,6 +53,8 @@ pub(super) struct Call<'a> {
     pub(super) pid: Pid,
     pub(super) to: NodeId,
     pub(super) items: &'a [Item],
+    /// How many of them are out of the process' reach together.
+    pub(super) held: usize,
 }
 
 /// What a call brought.
@@ -119,26 +121,37 @@ impl Done {
     }
 }
 
-/// Makes one call.
-pub(super) fn call(&Call { pid, to, items }: &Call<'_>) -> Done {
-    let pages: Vec<VirtAddr> = items.iter().map(|i| i.addr).collect();
+/// Makes one call, or more where the kernel breaks one off.
+pub(super) fn call(call: &Call<'_>) -> Done {
+    let &Call {
+        pid,
+        to,
+        items,
+        held,
+    } = call;
     let (start, cpu) = (Instant::now(), thread_cpu_time());
     let which = if items.iter().any(|i| i.shared) {
         Which::All
     } else {
         Which::Alone
     };
-    let answer = move_pages::move_to(pid, &pages, to, which);
-    let (elapsed, worked) = (start.elapsed(), thread_cpu_time().saturating_sub(cpu));
-    let mut done = match answer {
-        Ok((_, status)) => Done {
-            fates: fates(pid, to, &pages, status),
-            ..Done::all(Fate::Moved, 0)
-        },
-        Err(e) => failed(pid, to, &pages, &e),
-    };
-    done.elapsed = elapsed;
-    done.worked = worked;
+    let mut done = Done::all(Fate::Moved, 0);
+    while !done.gone && done.fates.len() < items.len() {
+        let rest = &items[done.fates.len()..];
+        let pages: Vec<VirtAddr> = rest.iter().map(|i| i.addr).collect();
+        let part = match move_pages::move_in_groups(pid, &pages, held, to, which) {
+            Ok(status) => Done {
+                fates: fates(pid, to, &pages, status),
+                ..Done::all(Fate::Moved, 0)
+            },
+            Err(e) => failed(pid, to, &pages, &e),
+        };
+        done.fates.extend(part.fates);
+        (done.gone, done.forbidden) = (part.gone, part.forbidden);
+    }
+    (done.fates).resize(items.len(), Fate::Absent);
+    done.elapsed = start.elapsed();
+    done.worked = thread_cpu_time().saturating_sub(cpu);
     done
 }
 

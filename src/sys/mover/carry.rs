@@ -1,6 +1,7 @@
 //! Carrying out what was looked up: batches of folios, one system call each, by one
 //! thread or several.
 
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use super::batch::{self, Call, Done, Fate, Item};
@@ -16,6 +17,11 @@ const RATE_SLICE: Nanos = Nanos::from_millis(100);
 const HUGE_PAGES: u64 = 64;
 /// Small folios for which another thread is worth its start.
 const SMALL_PART: usize = 64;
+/// Whoever touches a page waits for all that move together with it: for so long at most, of CPU
+/// time of ours, but for [`HELD`] of small folios. Fewer cost more in flushes than they spare
+/// anybody; more than 512 the kernel does not take together.
+const HOLD: Nanos = Nanos::from_millis(2);
+const HELD: RangeInclusive<usize> = 32..=512;
 
 /// What was learnt of folios of one kind.
 #[derive(Clone, Debug)]
@@ -26,24 +32,34 @@ pub(super) struct Kind {
     last_threads: usize,
     /// Folios for which a thread is worth its start.
     part: usize,
+    /// How many move together.
+    held: RangeInclusive<usize>,
 }
 
 impl Kind {
     pub(super) fn small() -> Self {
-        Self::new(CallCost::of_small_pages(), SMALL_PART)
+        Self::new(CallCost::of_small_pages(), SMALL_PART, HELD)
     }
 
     pub(super) fn huge() -> Self {
-        Self::new(CallCost::of_huge_pages(), 1)
+        Self::new(CallCost::of_huge_pages(), 1, 1..=1)
     }
 
-    fn new(cost: CallCost, part: usize) -> Self {
+    fn new(cost: CallCost, part: usize, held: RangeInclusive<usize>) -> Self {
         Self {
             cost,
             threads: ThreadChoice::default(),
             last_threads: 1,
             part,
+            held,
         }
+    }
+
+    /// How many folios move together.
+    fn held(&self) -> usize {
+        let folios = HOLD.0 / self.cost.each().0.max(1);
+        let folios = usize::try_from(folios).unwrap_or(usize::MAX);
+        folios.clamp(*self.held.start(), *self.held.end())
     }
 
     pub(super) fn pace(&self) -> FolioPace {
@@ -235,12 +251,14 @@ impl SysMover {
         is_huge: bool,
         turn: &mut Turn,
     ) -> Duration {
+        let held = self.kind(is_huge).held();
         let calls: Vec<Call<'_>> = parts
             .iter()
             .map(|part| Call {
                 pid: queues[part.queue].pid,
                 to: queues[part.queue].to,
                 items: &queues[part.queue].items[part.start..part.end],
+                held,
             })
             .collect();
         let begin = Instant::now();
@@ -259,7 +277,7 @@ impl SysMover {
     }
 
     pub(super) fn take_in(&mut self, call: &Call<'_>, done: &Done, turn: &mut Turn) {
-        let &Call { pid, to, items } = call;
+        let &Call { pid, to, items, .. } = call;
         let mut moved = Bytes::ZERO;
         for (item, fate) in items.iter().zip(&done.fates) {
             fate.count(item.pages, &mut turn.counts[item.index]);
@@ -366,5 +384,26 @@ fn pace_to_rate(turn: &Turn) {
             break;
         }
         std::thread::sleep(wait.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_moves_together_is_held_for_two_milliseconds_within_bounds() {
+        let held = |mut kind: Kind, each: u64| {
+            for folios in [100, 100] {
+                let took = Nanos(each * folios);
+                kind.cost.learn(100, took, Nanos::from_secs(1));
+            }
+            kind.held()
+        };
+        assert_eq!(held(Kind::small(), 8_000), 250);
+        assert_eq!(held(Kind::small(), 150_000), 32);
+        assert_eq!(held(Kind::small(), 1_000), 512);
+        // A huge one alone takes as long.
+        assert_eq!(held(Kind::huge(), 100_000), 1);
     }
 }
