@@ -124,8 +124,8 @@ pub fn move_to(
 /// waits for so many at most. Returns a status each, as far as the kernel came: it ends with the
 /// group in which a page did not move.
 ///
-/// Each call first waits for every CPU to empty its lists of pages, which costs as much as dozens
-/// of pages do. So groups are parted by an address where nothing is, which makes the kernel move
+/// Each call first waits for every CPU to empty its lists of pages, which costs as much as several
+/// pages do. So groups are parted by an address where nothing is, which makes the kernel move
 /// what it has gathered, and not by calls.
 ///
 /// # Errors
