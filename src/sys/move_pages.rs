@@ -137,18 +137,26 @@ pub fn move_in_groups(
     node: NodeId,
     which: Which,
 ) -> io::Result<Vec<Status>> {
-    let held = held.max(1);
-    let (is_all, mut status) = move_to(pid, &parted(pages, held), node, which)?;
+    let held = held.clamp(1, pages.len().max(1));
+    let (is_all, raw) = move_to(pid, &parted(pages, held), node, which)?;
+    Ok(unparted(raw, held, is_all))
+}
+
+/// The statuses of pages, without those between groups, as far as the kernel came. Where it ended
+/// a call nothing is told of the group in which a page did not move; what ended that group,
+/// a page that it did not gather or the address between two, has the last status of all.
+fn unparted(mut raw: Vec<Status>, held: usize, is_all: bool) -> Vec<Status> {
+    let is_untold = |status: &Status| *status == Status::Untold;
+    if let Some(failed) = raw.iter().position(is_untold).filter(|_| !is_all) {
+        let after = raw[failed..].iter().position(|status| !is_untold(status));
+        raw.truncate(after.map_or(raw.len(), |after| failed + after + 1));
+    }
     let mut at = 0;
-    status.retain(|_| {
+    raw.retain(|_| {
         at += 1;
         at % (held + 1) != 0
     });
-    if !is_all {
-        let ended = status.iter().position(|s| *s == Status::Untold);
-        status.truncate(ended.map_or(pages.len(), |ended| (ended / held + 1) * held));
-    }
-    Ok(status)
+    raw
 }
 
 /// The pages, with [`NOWHERE`] between each two groups of `held`.
@@ -233,6 +241,25 @@ mod tests {
         assert_eq!(parted(&pages, 3), [a, b, c, NOWHERE, d]);
         assert_eq!(parted(&pages, 4), pages);
         assert!(parted(&[], 4).is_empty());
+    }
+
+    #[test]
+    fn a_call_that_ends_early_tells_how_far_it_came() {
+        let (told, absent, untold) = (Status::On(NodeId(1)), Status::Absent, Status::Untold);
+        let cut = |raw: &[Status]| unparted(raw.to_vec(), 2, false).len();
+        // Ended by the address between two groups, by a page within one, and by the end.
+        let between = [untold, untold, absent, untold, untold];
+        assert_eq!(cut(&between), 2);
+        assert_eq!(
+            cut(&[told, told, absent, untold, absent, untold, untold]),
+            4
+        );
+        assert_eq!(cut(&[untold, absent, untold, untold, untold]), 2);
+        assert_eq!(cut(&[told, told, absent, untold, untold]), 4);
+        assert_eq!(cut(&[told, told, absent, told]), 3);
+        // All was reported on.
+        assert_eq!(unparted(between.to_vec(), 2, true).len(), 4);
+        assert_eq!(unparted(vec![told, absent, told], 1, true), [told, told]);
     }
 
     #[test]

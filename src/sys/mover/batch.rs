@@ -8,6 +8,9 @@ use crate::sys::move_pages::{self, Status, Which};
 use crate::tiering::plan::PageCounts;
 use crate::units::{Nanos, NodeId, Pid, VirtAddr};
 
+/// System calls for one batch at most.
+const MOST_CALLS: u64 = 8;
+
 /// A folio to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Item {
@@ -62,7 +65,9 @@ pub(super) struct Call<'a> {
 pub(super) struct Done {
     /// One per item.
     pub(super) fates: Vec<Fate>,
-    /// Wall-clock time.
+    /// System calls that it took: more than one where the kernel ended one early.
+    pub(super) calls: u64,
+    /// Wall-clock time of the longest.
     pub(super) elapsed: Duration,
     /// CPU time. What a call waits for (each begins
     /// by waiting for every CPU's kernel worker, behind whatever runs there)
@@ -112,6 +117,7 @@ impl Done {
     fn all(fate: Fate, count: usize) -> Self {
         Self {
             fates: vec![fate; count],
+            calls: 0,
             elapsed: Duration::ZERO,
             worked: Nanos::ZERO,
             helper_cpu: Nanos::ZERO,
@@ -129,17 +135,21 @@ pub(super) fn call(call: &Call<'_>) -> Done {
         items,
         held,
     } = call;
-    let (start, cpu) = (Instant::now(), thread_cpu_time());
+    let cpu = thread_cpu_time();
     let which = if items.iter().any(|i| i.shared) {
         Which::All
     } else {
         Which::Alone
     };
     let mut done = Done::all(Fate::Moved, 0);
-    while !done.gone && done.fates.len() < items.len() {
+    while done.fates.len() < items.len() && done.calls < MOST_CALLS {
         let rest = &items[done.fates.len()..];
         let pages: Vec<VirtAddr> = rest.iter().map(|i| i.addr).collect();
-        let part = match move_pages::move_in_groups(pid, &pages, held, to, which) {
+        let start = Instant::now();
+        let answer = move_pages::move_in_groups(pid, &pages, held, to, which);
+        done.elapsed = done.elapsed.max(start.elapsed());
+        done.calls += 1;
+        let part = match answer {
             Ok(status) => Done {
                 fates: fates(pid, to, &pages, status),
                 ..Done::all(Fate::Moved, 0)
@@ -149,8 +159,8 @@ pub(super) fn call(call: &Call<'_>) -> Done {
         done.fates.extend(part.fates);
         (done.gone, done.forbidden) = (part.gone, part.forbidden);
     }
-    (done.fates).resize(items.len(), Fate::Absent);
-    done.elapsed = start.elapsed();
+    // Where one in so many groups cannot move the rest waits for the next turn.
+    done.fates.resize(items.len(), Fate::Deferred);
     done.worked = thread_cpu_time().saturating_sub(cpu);
     done
 }

@@ -17,9 +17,9 @@ const RATE_SLICE: Nanos = Nanos::from_millis(100);
 const HUGE_PAGES: u64 = 64;
 /// Small folios for which another thread is worth its start.
 const SMALL_PART: usize = 64;
-/// Whoever touches a page waits for all that move together with it: for so long at most, of CPU
-/// time of ours, but for [`HELD`] of small folios. Fewer cost more in flushes than they spare
-/// anybody; more than 512 the kernel does not take together.
+/// Whoever touches a page waits for all that move together with it: for as many small folios as
+/// take so much CPU time of ours, within [`HELD`]. Of fewer each group's flush costs too much; more
+/// than 512 the kernel does not take together.
 const HOLD: Nanos = Nanos::from_millis(2);
 const HELD: RangeInclusive<usize> = 32..=512;
 
@@ -266,11 +266,14 @@ impl SysMover {
         let took = begin.elapsed();
         for (call, done) in calls.iter().zip(&all) {
             self.cpu += done.helper_cpu;
-            self.calls += 1;
+            self.calls += done.calls;
             turn.longest = turn.longest.max(done.elapsed);
-            let kind = self.kind(is_huge);
-            kind.cost
-                .learn(call.items.len(), done.worked, turn.limits.call_time);
+            // Several say nothing of one.
+            if done.calls == 1 {
+                let most = turn.limits.call_time;
+                let cost = &mut self.kind(is_huge).cost;
+                cost.learn(call.items.len(), done.worked, most);
+            }
             self.take_in(call, done, turn);
         }
         took
