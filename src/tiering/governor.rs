@@ -16,9 +16,11 @@
 //!   rest are measured in every epoch, a scan also on pages of our own before the first
 //!   ([`calibrate`](crate::ports::AccessSampler::calibrate)), and foreseen as the median
 //!   of the last three, so that a burst is not taken for a habit.
-//! - What was spent beyond the limit is a debt, paid back a quarter in each
+//! - What was spent beyond the limit is a debt, paid back an eighth in each
 //!   epoch. What was left unspent is not saved up. So a burst costs the next
-//!   epochs a few of their samples, and on average the limit holds.
+//!   epochs a few of their samples, and on average the limit holds. What it takes to
+//!   begin is paid once and is no debt: it would cost the first epochs their
+//!   samples, when nothing is known yet.
 //! - When what an epoch costs however few pages it watches takes more than half
 //!   of its allowance, or the rest does not buy [`FEW_SAMPLES`], the epoch is
 //!   stretched, up to [`LONGEST_STRETCH`] times.
@@ -75,7 +77,7 @@ const RECOUNT_SHARE: f64 = 0.05;
 /// thread, and has to be done before the epoch is over.
 const BUSIEST: f64 = 0.25;
 /// Epochs in which a debt is paid back.
-const PAID_BACK_IN: f64 = 4.0;
+const PAID_BACK_IN: f64 = 8.0;
 /// The largest debt, in allowances: what is beyond is forgiven.
 const DEBT_MAX: f64 = 2.0;
 /// A stretch changes only by more than this share of itself.
@@ -172,7 +174,8 @@ pub struct Governor {
     fixed: Habit,
     /// Nanoseconds per second of the rest of the process.
     running: Habit,
-    debt: f64,
+    /// Nothing before the first epoch.
+    debt: Option<f64>,
     stretch: f64,
 }
 
@@ -183,7 +186,7 @@ impl Default for Governor {
             count: Habit::default(),
             fixed: Habit::default(),
             running: Habit::default(),
-            debt: 0.0,
+            debt: None,
             stretch: 1.0,
         }
     }
@@ -225,7 +228,8 @@ impl Governor {
         let spent = (cost.profiling + cost.kdamonds + cost.other + side.cost()).0 as f64;
         let allowed = |seconds: f64| terms.load * terms.limit * seconds * 1e9;
         let most = DEBT_MAX * allowed(elapsed.max(terms.interval.as_secs_f64()));
-        self.debt = (self.debt + spent - allowed(elapsed)).clamp(0.0, most);
+        let debt = |debt: f64| (debt + spent - allowed(elapsed)).clamp(0.0, most);
+        self.debt = Some(self.debt.map_or(0.0, debt));
     }
 
     /// How many times as long as meant an epoch has to be for what every epoch costs, and what its
@@ -270,7 +274,7 @@ impl Governor {
             - fixed
             - running * self.stretch
             - sweep_pages * counted
-            - self.debt / PAID_BACK_IN;
+            - self.debt.unwrap_or(0.0) / PAID_BACK_IN;
         let samples = left.max(whole * LEAST_SHARE) / per_sample;
         // `as` saturates.
         Allotment {
@@ -428,6 +432,21 @@ mod tests {
         let usual = course[9];
         assert!(course[10] > usual / 3, "{course:?}");
         assert!(course[19] > usual * 85 / 100, "{course:?}");
+    }
+
+    #[test]
+    fn what_it_takes_to_begin_is_no_debt_and_what_it_takes_to_go_on_is() {
+        let dear = EpochCost {
+            profiling: Nanos::from_secs(2),
+            elapsed: Nanos::from_millis(50),
+            ..EpochCost::default()
+        };
+        let mut governor = Governor::default();
+        let before = governor.allot(TERMS);
+        governor.learn(&dear, Again::default(), TERMS);
+        assert_eq!(governor.allot(TERMS), before);
+        governor.learn(&dear, Again::default(), TERMS);
+        assert!(governor.allot(TERMS).samples < before.samples * 4 / 5);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use hmkeeper::ports::Residency;
 use hmkeeper::sys::process::end_with_parent;
 use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
+use hmkeeper::tiering::observation::NodeUsage;
 use hmkeeper::units::{Bytes, NodeId, PageRange, VirtAddr};
 use nix::sys::signal::Signal;
 
@@ -200,6 +201,9 @@ impl Drop for Workload {
 /// Memory taken from a node until it is dropped.
 pub struct Ballast(Workload);
 
+/// Tenths of a second for which memory of a node may go on becoming free.
+const SETTLES_WITHIN: usize = 50;
+
 /// Fills a node until `leave` is free there for the daemon to use: the
 /// kernel's own reserve and the daemon's headroom come on top.
 pub fn ballast(node: u32, leave: Bytes) -> Ballast {
@@ -215,12 +219,17 @@ fn start_ballast(node: u32, leave: Bytes, more: &[&str]) -> Ballast {
     // What earlier tests have read lies on the fast nodes, and what the kernel remembers of their
     // files. It frees of both when it likes, and then there would be more room than was left.
     std::fs::write("/proc/sys/vm/drop_caches", "3").expect("giving caches back");
-    let usage = SysResidency::new(&Root::host())
-        .nodes()
-        .expect("the nodes' memory")
-        .into_iter()
-        .find(|u| u.node == NodeId(node))
-        .unwrap_or_else(|| panic!("no node {node}"));
+    let mut usage = usage_of(node);
+    // What an earlier test has ended may still be giving its memory back.
+    for _ in 0..SETTLES_WITHIN {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = usage_of(node);
+        let is_steady = now.free.0.abs_diff(usage.free.0) < Bytes::from_mib(1).0;
+        usage = now;
+        if is_steady {
+            break;
+        }
+    }
     // `migration.headroom` is 2 % unless configured.
     let headroom = usage.total.0 / 50;
     let leave = leave + usage.reserve + Bytes(headroom);
@@ -229,6 +238,16 @@ fn start_ballast(node: u32, leave: Bytes, more: &[&str]) -> Ballast {
     let mut args = vec!["--pattern=ballast", &node, &leave];
     args.extend(more);
     Ballast(Workload::start(&args))
+}
+
+/// Memory of one node.
+fn usage_of(node: u32) -> NodeUsage {
+    SysResidency::new(&Root::host())
+        .nodes()
+        .expect("the nodes' memory")
+        .into_iter()
+        .find(|u| u.node == NodeId(node))
+        .unwrap_or_else(|| panic!("no node {node}"))
 }
 
 impl Ballast {
