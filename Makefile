@@ -20,8 +20,8 @@ QUIET      := $(if $(CI),--quiet)
 # Nodes that hold memory: "0" on an ordinary machine, "0-1" or "0,2" on others.
 TIERED     := $(findstring -,$(shell tr , - </sys/devices/system/node/has_memory 2>/dev/null))
 
-# tests/vm_*.rs only skip outside of a guest: they are built once, for there.
-HOST_TESTS := --lib --bins $(patsubst tests/%.rs,--test %,$(filter-out tests/vm_%,$(wildcard tests/*.rs)))
+# tests/guest is built once, as it runs in the guest.
+HOST_TESTS := --lib --bins $(patsubst tests/%.rs,--test %,$(wildcard tests/*.rs))
 
 # The demo's guest and its arguments: make demo ARGS=--baseline
 DEMO_VM ?= --topology 4tier --timeout 300
@@ -95,6 +95,7 @@ check:
 test-host:
 	$(CARGO) test --locked --no-run $(HOST_TESTS) $(QUIET)
 	$(CARGO) test --locked $(HOST_TESTS)
+	$(CARGO) test --release --locked --test guest $(QUIET) -- --test-threads=1 kernel_
 	$(CARGO) test --locked --doc $(QUIET)
 
 ## test-vm: the tests that need one (VM_ARGS: --long, or names of tests)

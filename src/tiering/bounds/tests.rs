@@ -112,7 +112,7 @@ fn assert_sane(shares: &Shares) {
 
 #[test]
 fn bounds_cover_nine_times_out_of_ten_and_are_narrow_where_nothing_is_saturated() {
-    // As in tests/vm_hit_rate.rs: three classes on four tiers.
+    // As in tests/guest/vm_hit_rate.rs: three classes on four tiers.
     let parts = [
         part(0, 2.0, 21),
         part(3, 2.0, 9),

@@ -1,0 +1,151 @@
+//! What a target writes is told from what it only reads, on a real kernel, for no more
+//! than watching may cost; nobody's pages are touched unless that was asked for.
+//!
+// vm: topology=4tier timeout=240
+
+use std::fs;
+
+use hmkeeper::record::{Replay, file::Reader};
+use hmkeeper::tiering::region::RegionMap;
+use hmkeeper::units::{PAGE_BYTES, PageRange, VirtAddr};
+
+use crate::common::{self, Site, Workload, in_guest, percent, seconds, target};
+
+/// Half of it is hot, in chunks; the first half is only read.
+fn workload(bytes: &str) -> Workload {
+    let mut workload = Workload::start(&[
+        &format!("--bytes={bytes}"),
+        "--hot=0.5",
+        "--chunks=8",
+        "--stray=0",
+        "--read-only=0.5",
+        "--cpus=0",
+        "--start-node=0",
+        "--phases=1",
+        "--phase-seconds=100000",
+    ]);
+    workload.phase();
+    workload
+}
+
+/// Share of `range` that the kernel says was written since somebody had it forget.
+fn soft_dirty(pid: u32, range: PageRange) -> f64 {
+    use std::os::unix::fs::FileExt;
+    let mut bytes = vec![0; usize::try_from(range.pages() * 8).expect("small")];
+    fs::File::open(format!("/proc/{pid}/pagemap"))
+        .and_then(|file| file.read_exact_at(&mut bytes, range.start().page_index() * 8))
+        .expect("its page map");
+    let dirty = bytes.as_chunks::<8>().0.iter();
+    let dirty = dirty.filter(|&&entry| u64::from_ne_bytes(entry) >> 55 & 1 == 1);
+    dirty.count() as f64 / range.pages() as f64
+}
+
+/// Mean of shares, each of so many bytes. Of none it is NaN, which no bound admits.
+fn mean(shares: &[(f64, f64)]) -> f64 {
+    let bytes: f64 = shares.iter().map(|(_, bytes)| bytes).sum();
+    shares
+        .iter()
+        .map(|(share, bytes)| share * bytes)
+        .sum::<f64>()
+        / bytes
+}
+
+fn halves(range: PageRange) -> (PageRange, PageRange) {
+    let middle = VirtAddr(u64::midpoint(range.start().0, range.end().0));
+    range
+        .split_at(middle.align_down(PAGE_BYTES))
+        .expect("two pages")
+}
+
+#[test]
+fn written_memory_is_told_from_read() {
+    if !in_guest() {
+        return;
+    }
+    let mut workload = workload("64MiB");
+    let site = Site::new();
+    site.write_config_of(workload.pid(), "writes = true");
+    let recording = site.path("a.rec");
+    let mut command = common::hmkeeper();
+    command.args(["run", "--dry-run", "--config"]);
+    command.arg(site.config()).arg("--record").arg(&recording);
+    let mut daemon = site.start_as(command);
+    daemon.until_watching(workload.pid());
+    daemon.epochs(4);
+    let begin = (seconds(daemon.pid()), seconds(workload.pid()));
+    daemon.epochs(12);
+    let end = (seconds(daemon.pid()), seconds(workload.pid()));
+    let status = daemon.status();
+    let metrics = daemon.metrics();
+    workload.assert_alive();
+    daemon.stop();
+
+    let cost = (end.0 - begin.0) / (end.1 - begin.1);
+    println!(
+        "watching and asking cost {} of the target's CPU time",
+        percent(cost)
+    );
+    assert!(cost < 0.05 * 1.25, "{}", percent(cost));
+    let written = target(&status, workload.pid()).expect("the target")["written_bytes"]
+        .as_f64()
+        .expect("what is written");
+    let (read, write) = halves(workload.range);
+    let hot = workload.classes.iter().flat_map(|class| &class.ranges);
+    let truth: f64 = (hot.filter_map(|range| range.intersect(write)))
+        .map(|range| range.bytes().as_f64())
+        .sum();
+    assert!(
+        (0.8..1.2).contains(&(written / truth)),
+        "{written}, not {truth}"
+    );
+    assert!(metrics.value("hmkeeper_written_bytes", &[("target", "w")]) > 0.0);
+
+    let mut replay = Replay::new(Reader::open(&recording).expect("the recording"));
+    let (mut of_read, mut of_write, mut of_cold) = (Vec::new(), Vec::new(), Vec::new());
+    while let Some(epoch) = replay.next_epoch().expect("an epoch") {
+        let map = (epoch.seen.targets.first()).and_then(|t| epoch.engine.regions(t.id));
+        let regions = map.map(RegionMap::regions).unwrap_or_default();
+        (of_read, of_write, of_cold) = (Vec::new(), Vec::new(), Vec::new());
+        for region in regions {
+            let Some(share) = region.written() else {
+                continue;
+            };
+            let share = (f64::from(share), region.range().bytes().as_f64());
+            if region.heat() < f32::from(epoch.engine.scans()) / 2.0 {
+                of_cold.push(share);
+            } else if read.covers(region.range()) {
+                of_read.push(share);
+            } else if write.covers(region.range()) {
+                of_write.push(share);
+            }
+        }
+    }
+    // Edges are known to within a gap: a hot region may have a cold end, and a cold one
+    // a hot end. So by bytes.
+    let [of_read, of_write, of_cold] = [&of_read, &of_write, &of_cold].map(|shares| mean(shares));
+    println!(
+        "written: {of_read:.3} of what is hot and only read, {of_write:.3} of what is hot \
+         and written, {of_cold:.3} of what is cold"
+    );
+    assert!(of_read < 0.1 && of_write > 0.85 && of_cold < 0.1);
+}
+
+#[test]
+fn unless_asked_for_the_kernels_marks_stay() {
+    if !in_guest() {
+        return;
+    }
+    let workload = workload("16MiB");
+    let (read, _) = halves(workload.range);
+    let site = Site::new();
+    site.write_config_of(workload.pid(), "");
+    let mut daemon = site.start();
+    daemon.until_watching(workload.pid());
+    let status = daemon.epochs(4);
+    assert!(target(&status, workload.pid()).expect("the target")["written_bytes"].is_null());
+    let metrics = daemon.metrics();
+    assert_eq!(metrics.sum("hmkeeper_written_bytes", &[]), None);
+    daemon.stop();
+    // As it was filled: nobody has had it forget that.
+    assert!(soft_dirty(workload.pid(), read) > 0.99);
+}
