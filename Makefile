@@ -95,7 +95,7 @@ check:
 test-host:
 	$(CARGO) test --locked --no-run $(HOST_TESTS) $(QUIET)
 	$(CARGO) test --locked $(HOST_TESTS)
-	$(CARGO) test --release --locked --test guest $(QUIET) -- --test-threads=1 kernel_
+	$(CARGO) test --release --locked --test guest $(QUIET) -- --test-threads=1 --skip vm_
 	$(CARGO) test --locked --doc $(QUIET)
 
 ## test-vm: the tests that need one (VM_ARGS: --long, or names of tests)

@@ -1,7 +1,7 @@
 //! `move_pages(2)`: the system call, and what its answers mean.
 //!
 //! What the manual page leaves out (seen on 6.1 to 6.18):
-//! - Pages of one destination are all unmapped before the first is copied, 512 at
+//! - From 6.3 on pages of one destination are all unmapped before the first is copied, 512 at
 //!   most: who touches one waits for those before it. A page that cannot move ends such a
 //!   group ([`move_in_groups`]).
 //! - A positive return is the number of pages that did not move. The call ends with the

@@ -18,9 +18,9 @@
 //!   of the last three, so that a burst is not taken for a habit.
 //! - What was spent beyond the limit is a debt, paid back an eighth in each
 //!   epoch. What was left unspent is not saved up. So a burst costs the next
-//!   epochs a few of their samples, and on average the limit holds. What it takes to
-//!   begin is paid once and is no debt: it would cost the first epochs their
-//!   samples, when nothing is known yet.
+//!   epochs a few of their samples, and on average the limit holds. What is spent before
+//!   pages were counted for the first time, with that, is no debt: what it costs was a guess,
+//!   it is paid once, and it would cost the first epochs their samples, when nothing is known yet.
 //! - When what an epoch costs however few pages it watches takes more than half
 //!   of its allowance, or the rest does not buy [`FEW_SAMPLES`], the epoch is
 //!   stretched, up to [`LONGEST_STRETCH`] times.
@@ -79,7 +79,7 @@ const BUSIEST: f64 = 0.25;
 /// Epochs in which a debt is paid back.
 const PAID_BACK_IN: f64 = 8.0;
 /// The largest debt, in allowances: what is beyond is forgiven.
-const DEBT_MAX: f64 = 2.0;
+const DEBT_MAX: f64 = 4.0;
 /// A stretch changes only by more than this share of itself.
 const STRETCH_STEP: f64 = 0.25;
 
@@ -174,8 +174,7 @@ pub struct Governor {
     fixed: Habit,
     /// Nanoseconds per second of the rest of the process.
     running: Habit,
-    /// Nothing before the first epoch.
-    debt: Option<f64>,
+    debt: f64,
     stretch: f64,
 }
 
@@ -186,7 +185,7 @@ impl Default for Governor {
             count: Habit::default(),
             fixed: Habit::default(),
             running: Habit::default(),
-            debt: None,
+            debt: 0.0,
             stretch: 1.0,
         }
     }
@@ -202,6 +201,7 @@ impl Governor {
     /// Learns what an epoch cost, ourselves and the targets. Moves are not watching.
     pub fn learn(&mut self, cost: &EpochCost, again: Again, terms: Terms) {
         let side = Again { moved: 0, ..again };
+        let is_priced = self.count.known().is_some();
         if cost.scanned > 0 {
             let side = Again { written: 0, ..side };
             let spent = cost.scanning + cost.kdamonds + side.cost();
@@ -228,8 +228,9 @@ impl Governor {
         let spent = (cost.profiling + cost.kdamonds + cost.other + side.cost()).0 as f64;
         let allowed = |seconds: f64| terms.load * terms.limit * seconds * 1e9;
         let most = DEBT_MAX * allowed(elapsed.max(terms.interval.as_secs_f64()));
-        let debt = |debt: f64| (debt + spent - allowed(elapsed)).clamp(0.0, most);
-        self.debt = Some(self.debt.map_or(0.0, debt));
+        if is_priced {
+            self.debt = (self.debt + spent - allowed(elapsed)).clamp(0.0, most);
+        }
     }
 
     /// How many times as long as meant an epoch has to be for what every epoch costs, and what its
@@ -274,7 +275,7 @@ impl Governor {
             - fixed
             - running * self.stretch
             - sweep_pages * counted
-            - self.debt.unwrap_or(0.0) / PAID_BACK_IN;
+            - self.debt / PAID_BACK_IN;
         let samples = left.max(whole * LEAST_SHARE) / per_sample;
         // `as` saturates.
         Allotment {
@@ -435,18 +436,41 @@ mod tests {
     }
 
     #[test]
-    fn what_it_takes_to_begin_is_no_debt_and_what_it_takes_to_go_on_is() {
-        let dear = EpochCost {
+    fn what_the_first_count_takes_is_no_debt_and_what_later_ones_take_is() {
+        // One in which a target was attached, and two in which its pages were counted.
+        let dear = |swept: u64| EpochCost {
             profiling: Nanos::from_secs(2),
+            sweeping: Nanos(100 * swept),
+            swept,
             elapsed: Nanos::from_millis(50),
             ..EpochCost::default()
         };
         let mut governor = Governor::default();
         let before = governor.allot(TERMS);
-        governor.learn(&dear, Again::default(), TERMS);
-        assert_eq!(governor.allot(TERMS), before);
-        governor.learn(&dear, Again::default(), TERMS);
+        for swept in [0, 1000] {
+            governor.learn(&dear(swept), Again::default(), TERMS);
+            assert_eq!(governor.allot(TERMS), before);
+        }
+        governor.learn(&dear(1000), Again::default(), TERMS);
         assert!(governor.allot(TERMS).samples < before.samples * 4 / 5);
+    }
+
+    #[test]
+    fn bursts_of_an_allowance_in_every_third_epoch_keep_the_limit() {
+        let mut governor = Governor::default();
+        let mut given = governor.allot(TERMS);
+        let (mut spent, mut allowed) = (0.0, 0.0);
+        for turn in 0..300 {
+            let burst = Nanos::from_millis(if turn % 3 == 0 { 500 } else { 0 });
+            let cost = epoch(given, Nanos::ZERO, burst);
+            if turn >= 30 {
+                spent += (cost.profiling + cost.other).as_secs_f64();
+                allowed += TERMS.limit * TERMS.load * cost.elapsed.as_secs_f64();
+            }
+            governor.learn(&cost, Again::default(), TERMS);
+            given = governor.allot(TERMS);
+        }
+        assert!(spent <= allowed * 1.01, "{spent} of {allowed}");
     }
 
     #[test]

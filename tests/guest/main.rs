@@ -1,6 +1,6 @@
 //! The tests that need the guest of `tests/vm`, one program. `tests/vm/run-tests` runs each module
 //! in the guest that its source names; what can be told on any machine of `kernel_*` is run there
-//! as well.
+//! as well. One at a time (`--test-threads=1`): they fill nodes and count what is free.
 
 #![cfg(test)]
 

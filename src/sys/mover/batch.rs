@@ -8,9 +8,6 @@ use crate::sys::move_pages::{self, Status, Which};
 use crate::tiering::plan::PageCounts;
 use crate::units::{Nanos, NodeId, Pid, VirtAddr};
 
-/// System calls for one batch at most.
-const MOST_CALLS: u64 = 8;
-
 /// A folio to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Item {
@@ -63,11 +60,11 @@ pub(super) struct Call<'a> {
 /// What a call brought.
 #[derive(Debug)]
 pub(super) struct Done {
-    /// One per item.
+    /// One per item, as far as the kernel came.
     pub(super) fates: Vec<Fate>,
-    /// System calls that it took: more than one where the kernel ended one early.
+    /// System calls: none where no thread could make it.
     pub(super) calls: u64,
-    /// Wall-clock time of the longest.
+    /// Wall-clock time.
     pub(super) elapsed: Duration,
     /// CPU time. What a call waits for (each begins
     /// by waiting for every CPU's kernel worker, behind whatever runs there)
@@ -127,7 +124,8 @@ impl Done {
     }
 }
 
-/// Makes one call, or more where the kernel breaks one off.
+/// Makes one call. Where a folio cannot move the kernel ends it with that folio's group: fates
+/// are fewer than items then, but never none.
 pub(super) fn call(call: &Call<'_>) -> Done {
     let &Call {
         pid,
@@ -135,34 +133,32 @@ pub(super) fn call(call: &Call<'_>) -> Done {
         items,
         held,
     } = call;
-    let cpu = thread_cpu_time();
     let which = if items.iter().any(|i| i.shared) {
         Which::All
     } else {
         Which::Alone
     };
-    let mut done = Done::all(Fate::Moved, 0);
-    while done.fates.len() < items.len() && done.calls < MOST_CALLS {
-        let rest = &items[done.fates.len()..];
-        let pages: Vec<VirtAddr> = rest.iter().map(|i| i.addr).collect();
-        let start = Instant::now();
-        let answer = move_pages::move_in_groups(pid, &pages, held, to, which);
-        done.elapsed = done.elapsed.max(start.elapsed());
-        done.calls += 1;
-        let part = match answer {
-            Ok(status) => Done {
-                fates: fates(pid, to, &pages, status),
-                ..Done::all(Fate::Moved, 0)
-            },
-            Err(e) => failed(pid, to, &pages, &e),
-        };
-        done.fates.extend(part.fates);
-        (done.gone, done.forbidden) = (part.gone, part.forbidden);
+    let pages: Vec<VirtAddr> = items.iter().map(|i| i.addr).collect();
+    let (start, cpu) = (Instant::now(), thread_cpu_time());
+    let answer = move_pages::move_in_groups(pid, &pages, held, to, which);
+    let (elapsed, worked) = (start.elapsed(), thread_cpu_time().saturating_sub(cpu));
+    let mut done = match answer {
+        Ok(status) => Done {
+            fates: fates(pid, to, &pages, status),
+            ..Done::all(Fate::Moved, 0)
+        },
+        Err(e) => failed(pid, to, &pages, &e),
+    };
+    if done.fates.is_empty() {
+        // Or the same would be asked for again and again.
+        done.fates.push(Fate::Busy);
     }
-    // Where one in so many groups cannot move the rest waits for the next turn.
-    done.fates.resize(items.len(), Fate::Deferred);
-    done.worked = thread_cpu_time().saturating_sub(cpu);
-    done
+    Done {
+        calls: 1,
+        elapsed,
+        worked,
+        ..done
+    }
 }
 
 /// Statuses as fates; what the kernel did not tell is asked for.

@@ -1,4 +1,4 @@
-//! Carrying out what was looked up: batches of folios, one system call each, by one
+//! Carrying out what was looked up: batches of folios, a system call each, by one
 //! thread or several.
 
 use std::ops::RangeInclusive;
@@ -19,7 +19,7 @@ const HUGE_PAGES: u64 = 64;
 const SMALL_PART: usize = 64;
 /// Whoever touches a page waits for all that move together with it: for as many small folios as
 /// take so much CPU time of ours, within [`HELD`]. Of fewer each group's flush costs too much; more
-/// than 512 the kernel does not take together.
+/// than 512 pages the kernel does not take together.
 const HOLD: Nanos = Nanos::from_millis(2);
 const HELD: RangeInclusive<usize> = 32..=512;
 
@@ -264,17 +264,23 @@ impl SysMover {
         let begin = Instant::now();
         let all = batch::run(&calls);
         let took = begin.elapsed();
-        for (call, done) in calls.iter().zip(&all) {
+        let mut untried = Vec::new();
+        for ((call, done), part) in calls.iter().zip(&all).zip(parts) {
             self.cpu += done.helper_cpu;
             self.calls += done.calls;
             turn.longest = turn.longest.max(done.elapsed);
-            // Several say nothing of one.
-            if done.calls == 1 {
+            let told = done.fates.len();
+            if done.calls > 0 {
                 let most = turn.limits.call_time;
                 let cost = &mut self.kind(is_huge).cost;
-                cost.learn(call.items.len(), done.worked, most);
+                cost.learn(told, done.worked, most);
             }
             self.take_in(call, done, turn);
+            untried.push((part.queue, call.items[told..].to_vec()));
+        }
+        // Behind what a folio that cannot move ended the call for.
+        for (queue, items) in untried {
+            queues[queue].items.extend(items);
         }
         took
     }
