@@ -16,7 +16,7 @@
 //!   rest are measured in every epoch, a scan also on pages of our own before the first
 //!   ([`calibrate`](crate::ports::AccessSampler::calibrate)), and foreseen as the median
 //!   of the last three, so that a burst is not taken for a habit.
-//! - What was spent beyond the limit is a debt, paid back an eighth in each
+//! - What was spent beyond the limit is a debt, paid back a quarter in each
 //!   epoch. What was left unspent is not saved up. So a burst costs the next
 //!   epochs a few of their samples, and on average the limit holds. What is spent before
 //!   pages were counted for the first time, with that, is no debt: what it costs was a guess,
@@ -77,9 +77,9 @@ const RECOUNT_SHARE: f64 = 0.05;
 /// thread, and has to be done before the epoch is over.
 const BUSIEST: f64 = 0.25;
 /// Epochs in which a debt is paid back.
-const PAID_BACK_IN: f64 = 8.0;
+const PAID_BACK_IN: f64 = 4.0;
 /// The largest debt, in allowances: what is beyond is forgiven.
-const DEBT_MAX: f64 = 4.0;
+const DEBT_MAX: f64 = 2.0;
 /// A stretch changes only by more than this share of itself.
 const STRETCH_STEP: f64 = 0.25;
 
