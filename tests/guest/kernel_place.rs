@@ -199,6 +199,26 @@ fn pinned_pages_are_busy_and_the_others_move() {
 }
 
 #[test]
+fn a_pinned_page_in_each_of_many_groups_keeps_no_other_from_moving() {
+    let Some((_guard, nodes)) = nodes() else {
+        return;
+    };
+    let (first, last) = (nodes[0].node, nodes[nodes.len() - 1].node);
+    let buffer = buffer_on(last, Bytes::from_mib(4), HugePages::Refused);
+    // Each ends the call that meets it: what comes behind it has another one.
+    let pinned = Pinned::every(&buffer, 64, 16);
+    let counts = move_all(&buffer, last, first);
+    drop(pinned);
+    let want = PageCounts {
+        moved: 1008,
+        busy: 16,
+        ..PageCounts::default()
+    };
+    assert_eq!(counts, want);
+    check_content(&buffer);
+}
+
+#[test]
 fn pages_shared_by_fork_are_left_alone_until_the_child_ends() {
     let Some((_guard, nodes)) = nodes() else {
         return;

@@ -138,23 +138,31 @@ impl Drop for Setting {
     }
 }
 
-/// The first pages of a buffer, held by a pipe until it is dropped.
+/// Pages of a buffer, held by a pipe until it is dropped: 16 at most.
 pub(crate) struct Pinned([i32; 2]);
 
 impl Pinned {
+    /// The first pages.
     pub(crate) fn new(buffer: &Buffer, pages: usize) -> Self {
+        Self::every(buffer, 1, pages)
+    }
+
+    /// So many, the first of each `step`.
+    pub(crate) fn every(buffer: &Buffer, step: usize, pages: usize) -> Self {
         const PAGE: usize = 4096;
         let mut pipe = [0; 2];
         let start = usize::try_from(buffer.range().start().0).unwrap();
-        let pinned = libc::iovec {
-            iov_base: std::ptr::with_exposed_provenance_mut(start),
-            iov_len: pages * PAGE,
-        };
+        let pinned: Vec<libc::iovec> = (0..pages)
+            .map(|at| libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(start + at * step * PAGE),
+                iov_len: PAGE,
+            })
+            .collect();
         // SAFETY: two descriptors fit; the pipe does not write to the pages.
         unsafe {
             assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
             assert_eq!(
-                libc::vmsplice(pipe[1], &raw const pinned, 1, 0),
+                libc::vmsplice(pipe[1], pinned.as_ptr(), pages, 0),
                 isize::try_from(pages * PAGE).unwrap()
             );
         }
