@@ -34,7 +34,7 @@ const REGION: u64 = HUGE_PAGE_BYTES;
 /// Rounds beside the first, which warms up.
 const ROUNDS: usize = 7;
 /// Rounds of the mover alone in which it finds out how many threads are best.
-const TRIALS: usize = 12;
+const TRIALS: usize = 44;
 
 /// One piece of work: each range goes from the first node to the second.
 type Ways = Vec<(PageRange, NodeId, NodeId)>;

@@ -70,6 +70,11 @@ pub(super) fn thread_cpu_time() -> Nanos {
     read(ClockId::ThreadCPUTime)
 }
 
+/// CPU time of all threads that this process has or had.
+pub(super) fn process_cpu_time() -> Nanos {
+    read(ClockId::ProcessCPUTime)
+}
+
 /// `CLOCK_MONOTONIC` now.
 pub(super) fn monotonic() -> Nanos {
     read(ClockId::Monotonic)
@@ -85,7 +90,7 @@ impl Clock for SysClock {
     }
 
     fn process_cpu_time(&self) -> Nanos {
-        read(ClockId::ProcessCPUTime)
+        process_cpu_time()
     }
 
     fn sleep_until(&mut self, at: Nanos) -> Wake {

@@ -33,6 +33,8 @@ pub(super) struct Frames {
     maps: BTreeMap<TargetId, Map>,
     samples: Vec<Sample>,
     entries: Vec<Entry>,
+    /// The samples that are being read.
+    wanted: Vec<usize>,
     span: Vec<Entry>,
     sharers: Sharers,
     /// Of pages that others map too, whether these are all of their family.
@@ -46,6 +48,7 @@ impl Frames {
             maps: BTreeMap::new(),
             samples: Vec::new(),
             entries: Vec::new(),
+            wanted: Vec::new(),
             span: Vec::new(),
             sharers: Sharers::new(root),
             own: HashMap::new(),
@@ -118,40 +121,64 @@ impl Frames {
         true
     }
 
+    /// Of a sample that had this entry a moment ago nothing is read.
+    pub(super) fn keep(&mut self, index: usize, entry: Entry) {
+        self.entries.resize(self.samples.len(), Entry::default());
+        if let Some(place) = self.entries.get_mut(index) {
+            *place = entry;
+        }
+    }
+
     /// Reads all entries anew.
     pub(super) fn locate(&mut self) {
-        self.entries.clear();
+        self.locate_where(|_| true);
+    }
+
+    /// Reads the entries of these samples anew; those of the others are as they were.
+    pub(super) fn locate_where(&mut self, is_wanted: impl Fn(usize) -> bool) {
         self.entries.resize(self.samples.len(), Entry::default());
-        let mut begin = 0;
-        while begin < self.samples.len() {
-            let end = span_end(&self.samples, begin);
-            let span = &self.samples[begin..end];
-            let first = span[0].addr.page_index();
-            // Samples come sorted, so the last is the highest.
-            let pages = span[span.len() - 1].addr.page_index() - first + 1;
-            if let Some(map) = self.maps.get_mut(&span[0].target)
-                && let Some(open) = &map.open
-            {
-                self.span.clear();
-                self.span
-                    .resize(usize::try_from(pages).unwrap_or(0), Entry::default());
-                // One process's trouble is not the others': its samples are unknown.
-                let count = open
-                    .read_into(first, &mut self.span)
-                    .inspect_err(|e| {
-                        tracing::debug!(pid = %map.pid, error = %e, "reading its page map");
-                    })
-                    .unwrap_or(0);
-                if count == 0 {
-                    map.open = None;
-                }
-                for (entry, sample) in self.entries[begin..end].iter_mut().zip(span) {
-                    let at = sample.addr.page_index() - first;
-                    let at = usize::try_from(at).unwrap_or(usize::MAX);
-                    *entry = self.span[..count].get(at).copied().unwrap_or_default();
-                }
+        let mut wanted = std::mem::take(&mut self.wanted);
+        wanted.clear();
+        wanted.extend((0..self.samples.len()).filter(|&i| is_wanted(i)));
+        let mut rest = &wanted[..];
+        while !rest.is_empty() {
+            let (span, others) = rest.split_at(span_end(&self.samples, rest));
+            self.read(span);
+            rest = others;
+        }
+        self.wanted = wanted;
+    }
+
+    /// Reads the entries of these samples, which lie near each other, by one call.
+    fn read(&mut self, span: &[usize]) {
+        let (Some(&begin), Some(&end)) = (span.first(), span.last()) else {
+            return;
+        };
+        let first = self.samples[begin].addr.page_index();
+        // Samples come sorted, so the last is the highest.
+        let pages = self.samples[end].addr.page_index() - first + 1;
+        let mut count = 0;
+        if let Some(map) = self.maps.get_mut(&self.samples[begin].target)
+            && let Some(open) = &map.open
+        {
+            self.span.clear();
+            self.span
+                .resize(usize::try_from(pages).unwrap_or(0), Entry::default());
+            // One process's trouble is not the others': its samples are unknown.
+            count = open
+                .read_into(first, &mut self.span)
+                .inspect_err(|e| {
+                    tracing::debug!(pid = %map.pid, error = %e, "reading its page map");
+                })
+                .unwrap_or(0);
+            if count == 0 {
+                map.open = None;
             }
-            begin = end;
+        }
+        for &index in span {
+            let at = self.samples[index].addr.page_index() - first;
+            let at = usize::try_from(at).unwrap_or(usize::MAX);
+            self.entries[index] = self.span[..count].get(at).copied().unwrap_or_default();
         }
     }
 }
@@ -171,25 +198,21 @@ pub(super) fn by_target(samples: &[Sample]) -> impl Iterator<Item = Range<usize>
     })
 }
 
-/// One past the last sample that one read of a page map serves together with
-/// the sample at `begin`.
-fn span_end(samples: &[Sample], begin: usize) -> usize {
-    let first = samples[begin];
-    let mut last = first.addr.page_index();
-    let mut end = begin + 1;
-    while let Some(next) = samples.get(end) {
-        let page = next.addr.page_index();
-        let near = page >= last
-            && page - last <= MAX_GAP
-            && page - first.addr.page_index() < MAX_SPAN
-            && next.target == first.target;
-        if !near {
-            break;
-        }
-        last = page;
-        end += 1;
-    }
-    end
+/// How many of these samples, from the first on, one read of a page map serves.
+fn span_end(samples: &[Sample], indices: &[usize]) -> usize {
+    let near = |a: &Sample, b: &Sample| {
+        let (before, page) = (a.addr.page_index(), b.addr.page_index());
+        b.target == a.target && page >= before && page - before <= MAX_GAP
+    };
+    let Some(&begin) = indices.first() else {
+        return 0;
+    };
+    let first = samples[begin].addr.page_index();
+    let more = indices.windows(2).take_while(|pair| {
+        let (last, next) = (&samples[pair[0]], &samples[pair[1]]);
+        near(last, next) && next.addr.page_index() - first < MAX_SPAN
+    });
+    1 + more.count()
 }
 
 fn open_map(root: &Root, pid: Pid) -> Option<Pagemap> {
@@ -226,11 +249,14 @@ mod tests {
             sample(1, 11 + 2 * MAX_GAP),
             sample(2, 12 + 2 * MAX_GAP),
         ];
-        assert_eq!(span_end(&samples, 0), 2, "a gap one page too wide");
-        assert_eq!(span_end(&samples, 2), 3, "another target");
-        assert_eq!(span_end(&samples, 3), 4);
+        let end = |indices: &[usize]| span_end(&samples, indices);
+        assert_eq!(end(&[0, 1, 2, 3]), 2, "a gap one page too wide");
+        assert_eq!(end(&[2, 3]), 1, "another target");
+        assert_eq!(end(&[3]), 1);
+        assert_eq!(end(&[0, 2]), 1, "what is between is not wanted");
         let dense: Vec<_> = (0..2 * MAX_SPAN).map(|page| sample(1, page)).collect();
-        assert_eq!(span_end(&dense, 0) as u64, MAX_SPAN);
+        let all: Vec<usize> = (0..dense.len()).collect();
+        assert_eq!(span_end(&dense, &all) as u64, MAX_SPAN);
     }
 
     #[test]

@@ -13,7 +13,10 @@
 //! call, and read back at once, from the page flags: these tell the mark alone,
 //! while a read of the bitmap looks at the page tables and would take the mark
 //! from a page that is touched in between, the hottest of all. *Collect*: read
-//! the bitmap, then the page maps again.
+//! the bitmap, then the page maps again, but where the mark is still set on a
+//! page that the target alone maps: a frame loses its mark when it is freed, so
+//! that it is still that page's. Where a page is that was looked at in the scan that has just
+//! ended, too, is not asked again; were that no longer true, collecting would find out.
 //!
 //! ```text
 //! mark did not read back as set after arming, twice tried   unknown
@@ -29,8 +32,8 @@
 //! that vanished gives unknown. What remains when we end are marks on idle pages, which
 //! change nothing for anybody but another user of the bitmap.
 //!
-//! **Cost.** Per sample and scan at most six system calls and two reverse-map
-//! walks. Reading a word also walks for every *other* frame in it that still
+//! **Cost.** Two reverse-map walks per sample and scan, and five system calls where it stays idle,
+//! seven where it was accessed and five when that is looked at again. Reading a word also walks for every *other* frame in it that still
 //! has a mark from an earlier scan; marks cannot be taken back, only an access
 //! or a free does that, so samples spread thinly over cold memory cost more
 //! as their neighbours have been samples too: 64 walks at the worst.
@@ -43,7 +46,7 @@ use super::clock::thread_cpu_time;
 use super::frames::Frames;
 use super::kpageflags::{Flags, Folio, KpageFlags};
 use super::own_pages::{OwnPages, own_pid};
-use super::pagemap::{Pfn, PfnNodes};
+use super::pagemap::{Entry, Pfn, PfnNodes};
 use super::root::Root;
 use crate::ports::{AccessSampler, Calibration, Families, PortError, SamplerKind};
 use crate::tiering::observation::{AccessSet, Sample, Seen, TargetId};
@@ -170,6 +173,8 @@ struct Slot {
     /// The number of its folio's first frame.
     head: u64,
     order: u8,
+    /// Whether its process alone mapped it.
+    alone: bool,
     /// Its place in `words`.
     word: u32,
 }
@@ -201,6 +206,10 @@ pub struct IdleSampler {
     scans_to_node_map: u32,
     frames: Frames,
     slots: Vec<Slot>,
+    /// Of each sample that the last scan had as well: what was found then.
+    kept: Vec<Option<(Entry, Slot)>>,
+    /// Whether that was a moment ago.
+    is_recent: bool,
     words: Vec<Word>,
     /// Indices of slots in the order of their heads.
     order: Vec<u32>,
@@ -230,17 +239,50 @@ impl IdleSampler {
             scans_to_node_map: 0,
             frames: Frames::new(root),
             slots: Vec::new(),
+            kept: Vec::new(),
+            is_recent: false,
             words: Vec::new(),
             order: Vec::new(),
             buffer: Vec::new(),
         })
     }
 
-    /// Turns frames into slots; where the samples are those of the scan before,
-    /// what was found then holds as long as the frame is the same.
+    /// Takes a sample set over, and finds out where it is. Of what was in the last scan, too, that
+    /// is known if it ended a moment ago.
+    fn take_over(&mut self, samples: &[Sample]) {
+        let is_recent = std::mem::take(&mut self.is_recent);
+        let (before, entries) = (self.frames.samples(), self.frames.entries());
+        let mut before = (0..).zip(before).peekable();
+        self.kept.clear();
+        self.kept.extend(samples.iter().map(|sample| {
+            let key = |sample: &Sample| (sample.target, sample.addr);
+            while before.next_if(|(_, s)| key(s) < key(sample)).is_some() {}
+            let (at, _) = before.next_if(|(_, s)| *s == sample)?;
+            Some((*entries.get(at)?, *self.slots.get(at)?))
+        }));
+        self.frames.adopt(samples);
+        self.slots.clear();
+        // A large folio may be split and stay where it is.
+        let holds = |slot: &Slot| is_recent || slot.order == 0;
+        let slot = |kept: &Option<(Entry, Slot)>| kept.map(|(_, slot)| slot).filter(holds);
+        let slots = self.kept.iter().map(slot);
+        self.slots.extend(slots.map(Option::unwrap_or_default));
+        let kept = &self.kept;
+        for (index, kept) in kept.iter().enumerate().filter(|_| is_recent) {
+            if let Some((entry, _)) = *kept {
+                self.frames.keep(index, entry);
+            }
+        }
+        self.frames
+            .locate_where(|index| !is_recent || kept[index].is_none());
+    }
+
+    /// Turns frames into slots; what was found in the scan before holds as long as the frame
+    /// is the same.
     fn resolve(&mut self) -> Result<(), PortError> {
         for (slot, entry) in self.slots.iter_mut().zip(self.frames.entries()) {
             let frame = entry.pfn();
+            slot.alone = entry.exclusive();
             if slot.pfn == frame {
                 continue;
             }
@@ -255,6 +297,7 @@ impl IdleSampler {
                     pfn: Some(pfn),
                     head: folio.head.0,
                     order: folio.order,
+                    alone: entry.exclusive(),
                     word: 0,
                 };
             }
@@ -323,6 +366,13 @@ impl IdleSampler {
         Ok(())
     }
 
+    /// Whether it is still the page that it was, and idle.
+    fn stays_idle(words: &[Word], slot: Slot) -> bool {
+        let word = words.get(slot.word as usize);
+        let is_idle = word.is_some_and(|word| word.idle & slot.mask() != 0);
+        is_idle && slot.alone && slot.pfn.is_some() && !slot.is_tail()
+    }
+
     fn verdict(&self, slot: Slot, frame_now: Option<Pfn>) -> io::Result<Seen> {
         let Some(word) = self.words.get(slot.word as usize) else {
             return Ok(Seen::Unknown);
@@ -367,12 +417,8 @@ impl AccessSampler for IdleSampler {
 
     fn arm(&mut self, samples: &[Sample], _window: Nanos) -> Result<(), PortError> {
         debug_assert!(samples.is_sorted_by_key(|s| (s.target, s.addr)));
-        if self.frames.adopt(samples) {
-            self.slots.clear();
-            self.slots.resize(samples.len(), Slot::default());
-        }
         self.refresh_node_map();
-        self.frames.locate();
+        self.take_over(samples);
         self.resolve()?;
         self.gather();
         self.mark().map_err(|e| self.failed(e))
@@ -380,7 +426,9 @@ impl AccessSampler for IdleSampler {
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
         self.unmark().map_err(|e| self.failed(e))?;
-        self.frames.locate();
+        let (slots, words) = (&self.slots, &self.words);
+        self.frames
+            .locate_where(|index| !Self::stays_idle(words, slots[index]));
         for index in 0..self.slots.len().min(seen.samples().len()) {
             let slot = self.slots[index];
             let verdict = self
@@ -402,8 +450,13 @@ impl AccessSampler for IdleSampler {
                 }
             }
         }
+        self.is_recent = true;
         seen.end_scan();
         Ok(())
+    }
+
+    fn rest(&mut self) {
+        self.is_recent = false;
     }
 
     fn relate(&mut self, families: &Families) {
@@ -427,6 +480,7 @@ impl AccessSampler for IdleSampler {
             for _ in 0..times {
                 self.arm(&samples, Nanos::ZERO)?;
                 self.collect(&mut seen)?;
+                self.rest();
             }
             Ok(thread_cpu_time().saturating_sub(before))
         };

@@ -15,7 +15,8 @@
 //!   target pays to set the bit again, the cost of counting a page, and all the
 //!   rest are measured in every epoch, a scan also on pages of our own before the first
 //!   ([`calibrate`](crate::ports::AccessSampler::calibrate)), and foreseen as the median
-//!   of the last three, so that a burst is not taken for a habit.
+//!   of the last three, so that a burst is not taken for a habit. A price of which fewer are known
+//!   is the latest: pages of our own cost less to scan than those of a program.
 //! - What was spent beyond the limit is a debt, paid back a quarter in each
 //!   epoch. What was left unspent is not saved up. So a burst costs the next
 //!   epochs a few of their samples, and on average the limit holds. What is spent before
@@ -125,12 +126,14 @@ impl Habit {
         last[1]
     }
 
-    /// The median of three; of fewer the least; of none nothing.
+    /// The median of three; of two the latter, since the former may have been a trial; of one
+    /// that; of none nothing.
     fn known(&self) -> Option<f64> {
-        let mut last = self.last;
-        let known = &mut last[..self.seen.min(3)];
-        known.sort_by(f64::total_cmp);
-        known.get(known.len() / 3).copied()
+        match self.seen {
+            0 => None,
+            seen @ 1..3 => Some(self.last[seen - 1]),
+            _ => Some(self.usual()),
+        }
     }
 }
 
@@ -374,7 +377,7 @@ mod tests {
         };
         for (nanos, want) in [
             (2_000, 2_000.0),
-            (3_000, 2_000.0),
+            (3_000, 3_000.0),
             (90_000, 3_000.0),
             (3_000, 3_000.0),
         ] {

@@ -2,13 +2,15 @@
 //! pages, and we check what was seen. Each test says why it skips where the kernel lacks
 //! something.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use hmkeeper::ports::{AccessSampler, SamplerKind};
+use hmkeeper::sys::move_pages::{Status, Which, move_to};
 use hmkeeper::sys::probe::{State, probe};
 use hmkeeper::sys::root::Root;
-use hmkeeper::tiering::observation::{AccessSet, TargetId};
-use hmkeeper::units::Nanos;
+use hmkeeper::tiering::observation::{AccessSet, Sample, TargetId};
+use hmkeeper::units::{Nanos, NodeId, VirtAddr};
 
 use crate::watched::{Target, count, open, scan, tells_what_a_fork_shares, wait};
 
@@ -45,6 +47,54 @@ fn idle_tracking_sees_exactly_the_half_that_is_touched() {
         let known = seen.tallies().iter().filter(|t| t.node.is_some());
         assert!(known.count() >= 4096 - 3 * BATCH);
     }
+}
+
+#[test]
+fn of_a_page_that_moves_nothing_is_known_until_the_next_scan() {
+    let Some(mut sampler) = idle() else { return };
+    let mut target = Target::start(1024, "small");
+    target.tell("touch 0 512");
+    let samples = target.samples(1024, 4);
+    let seen = scan(&mut *sampler, &samples, wait);
+    let node = |seen: &AccessSet| seen.tallies().iter().find_map(|tally| tally.node);
+    let Some(home) = node(&seen) else {
+        panic!("no page has a node");
+    };
+    if move_samples(&samples[..1], NodeId(home.0 ^ 1)).is_err() {
+        eprintln!("skipped: this machine has no second node");
+        return;
+    }
+    let mut check = |between: &mut dyn FnMut(), moved: Range<usize>| {
+        let seen = scan(&mut *sampler, &samples, between);
+        let beyond = |part| beyond_a_batch(count(&seen, part));
+        assert_eq!(count(&seen, moved.clone()), (0, 0, moved.len()));
+        assert_eq!(beyond(0..64), ACCESSED);
+        assert_eq!(beyond(192..256), IDLE);
+        if moved.is_empty() {
+            assert_eq!(beyond(64..128), ACCESSED);
+            assert_eq!(beyond(128..192), IDLE);
+        }
+    };
+    let moves = |to: u32| move_samples(&samples[64..192], NodeId(to)).unwrap();
+    // Between two scans of an epoch, when it is not asked again where pages are.
+    moves(home.0 ^ 1);
+    check(&mut wait, 64..192);
+    check(&mut wait, 0..0);
+    // While a scan waits.
+    let mut meanwhile = || {
+        moves(home.0);
+        wait();
+    };
+    check(&mut meanwhile, 64..192);
+    check(&mut wait, 0..0);
+}
+
+/// Moves pages behind the sampler's back.
+fn move_samples(samples: &[Sample], to: NodeId) -> std::io::Result<()> {
+    let pages: Vec<VirtAddr> = samples.iter().map(|sample| sample.addr).collect();
+    let (_, status) = move_to(samples[0].pid, &pages, to, Which::Alone)?;
+    assert!(status.iter().all(|status| *status == Status::On(to)));
+    Ok(())
 }
 
 #[test]

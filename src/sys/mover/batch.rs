@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::sys::clock::thread_cpu_time;
+use crate::sys::clock::{process_cpu_time, thread_cpu_time};
 use crate::sys::move_pages::{self, Status, Which};
 use crate::tiering::plan::PageCounts;
 use crate::units::{Nanos, NodeId, Pid, VirtAddr};
@@ -71,28 +71,29 @@ pub(super) struct Done {
     /// does not shrink with its pages: were it counted, batches on a busy
     /// machine would dwindle to single pages.
     pub(super) worked: Nanos,
-    /// CPU time of the thread that made it, if that was started for it.
-    pub(super) helper_cpu: Nanos,
     /// The process has ended.
     pub(super) gone: bool,
     /// The kernel forbids this destination to this process.
     pub(super) forbidden: bool,
 }
 
-/// Makes all calls at once: the first one by this thread, each other one by another.
-pub(super) fn run(calls: &[Call<'_>]) -> Vec<Done> {
+/// Makes all calls at once: the first one by this thread, each other one by another. Also the CPU time
+/// that others took for it.
+pub(super) fn run(calls: &[Call<'_>]) -> (Vec<Done>, Nanos) {
     let Some((first, others)) = calls.split_first() else {
-        return Vec::new();
+        return (Vec::new(), Nanos::ZERO);
     };
-    std::thread::scope(|scope| {
+    if others.is_empty() {
+        return (vec![call(first)], Nanos::ZERO);
+    }
+    // To start a thread and to end it costs as much as moving a few pages, and no clock of its own has
+    // all of that. What else this process did meanwhile is little.
+    let (process, own) = (process_cpu_time(), thread_cpu_time());
+    let all = std::thread::scope(|scope| {
         let helpers: Vec<_> = others
             .iter()
             .map(|one| {
-                let helper = move || {
-                    let mut done = call(one);
-                    done.helper_cpu = thread_cpu_time();
-                    done
-                };
+                let helper = move || call(one);
                 // Where no more threads can be had this one makes all the calls.
                 (std::thread::Builder::new().spawn_scoped(scope, helper), one)
             })
@@ -107,7 +108,12 @@ pub(super) fn run(calls: &[Call<'_>]) -> Vec<Done> {
             });
         }
         all
-    })
+    });
+    let (process, own) = (
+        process_cpu_time().saturating_sub(process),
+        thread_cpu_time().saturating_sub(own),
+    );
+    (all, process.saturating_sub(own))
 }
 
 impl Done {
@@ -117,7 +123,6 @@ impl Done {
             calls: 0,
             elapsed: Duration::ZERO,
             worked: Nanos::ZERO,
-            helper_cpu: Nanos::ZERO,
             gone: false,
             forbidden: false,
         }

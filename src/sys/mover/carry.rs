@@ -262,11 +262,11 @@ impl SysMover {
             })
             .collect();
         let begin = Instant::now();
-        let all = batch::run(&calls);
+        let (all, helpers) = batch::run(&calls);
         let took = begin.elapsed();
+        self.cpu += helpers;
         let mut untried = Vec::new();
         for ((call, done), part) in calls.iter().zip(&all).zip(parts) {
-            self.cpu += done.helper_cpu;
             self.calls += done.calls;
             turn.longest = turn.longest.max(done.elapsed);
             let told = done.fates.len();
