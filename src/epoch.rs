@@ -4,12 +4,14 @@
 //! ```text
 //!  arm ─ window ─ collect, arm ─ window ─ collect … ─► Targets, Residency
 //!                                                          │ Observation
-//!                                   PageMover ◄─ Plan ─ Engine::step
+//!         arm, then PageMover, in the first window ◄─ Plan ─ Engine::step
 //! ```
 //!
-//! Scans are spread over the interval. An epoch begins where the last one
-//! ended: time that moving took is taken off the next windows, and an interval
-//! that was missed is not caught up with.
+//! Scans are spread over the interval. An epoch begins where the last one ended. What it moves
+//! it moves in its first window, the longest: windows are as long whatever moving takes, or counts
+//! of epochs in which much is moved would stand for other rates. A sample whose page goes elsewhere
+//! meanwhile cannot be told and is looked at again in the next window. An interval that was missed is
+//! not caught up with.
 
 use crate::ports::{
     Calibration, Families, FolioPace, MoveLimits, PortError, Ports, Recorder, SamplerKind,
@@ -111,7 +113,7 @@ pub struct EpochLoop {
     settings: LoopSettings,
     paused: bool,
     running: Option<Running>,
-    /// The plan whose moves, samples and sweeps are due.
+    /// The plan of the epoch under way, whose sweeps are due at its end.
     plan: Option<Plan>,
     outcome: MoveOutcome,
     paged_out: Vec<PagedOut>,
@@ -213,7 +215,7 @@ impl EpochLoop {
         self.engine.regions(target)
     }
 
-    /// The last plan, whose moves were made and whose samples are due; `None` before
+    /// The last plan, whose moves were made and whose samples are being watched; `None` before
     /// the first.
     pub fn plan(&self) -> Option<&Plan> {
         self.plan.as_ref()
@@ -234,7 +236,8 @@ impl EpochLoop {
         self.ports.mover.pace()
     }
 
-    /// One epoch: scans spread over the interval, decision, moves. Returns
+    /// One epoch: scans spread over the interval, decision; and the next one begins, with the moves
+    /// in its first window. Returns
     /// early, without a report, when the clock's sleep is interrupted; call
     /// again to go on where it was.
     ///
@@ -278,9 +281,12 @@ impl EpochLoop {
         self.profiled(cpu);
         self.note_pauses(&mut plan.report, any_target);
         let report = plan.report.clone();
-        self.act(&plan)?;
-        self.page_out(&plan);
+        let cpu = self.ports.clock.thread_cpu_time();
         self.plan = Some(plan);
+        let running = self.begin()?;
+        self.profiled(cpu);
+        self.act()?;
+        self.running = Some(running);
         Ok(Some(report))
     }
 
@@ -289,8 +295,8 @@ impl EpochLoop {
         let now = self.ports.clock.now();
         let (samples, roles) = self
             .plan
-            .as_mut()
-            .map(|p| (std::mem::take(&mut p.samples), std::mem::take(&mut p.roles)))
+            .as_ref()
+            .map(|plan| (plan.samples.clone(), plan.roles.clone()))
             .unwrap_or_default();
         let hurry = std::mem::take(&mut self.hurry) && samples.is_empty();
         let profiling = &self.settings.engine.profiling;
@@ -328,7 +334,7 @@ impl EpochLoop {
     /// Has the targets that the plan names forget what they wrote.
     fn forget(&mut self) {
         self.forgotten.clear();
-        let wanted = self.plan.as_mut().map(|p| std::mem::take(&mut p.forget));
+        let wanted = self.plan.as_ref().map(|plan| plan.forget.clone());
         for (target, pid) in wanted.unwrap_or_default() {
             let Some(writes) = &mut self.ports.writes else {
                 return;
@@ -499,7 +505,18 @@ impl EpochLoop {
         report.paused.sort_unstable();
     }
 
-    fn act(&mut self, plan: &Plan) -> Result<(), PortError> {
+    /// Carries out what the last plan says.
+    fn act(&mut self) -> Result<(), PortError> {
+        let Some(plan) = self.plan.take() else {
+            return Ok(());
+        };
+        self.apply(&plan)?;
+        self.page_out(&plan);
+        self.plan = Some(plan);
+        Ok(())
+    }
+
+    fn apply(&mut self, plan: &Plan) -> Result<(), PortError> {
         if plan.moves.is_empty() {
             self.outcome = MoveOutcome::default();
             return Ok(());

@@ -8,10 +8,10 @@ use crate::ports::{
     SamplerKind, Selector, TargetEvent, TargetSpec, Targets, Wake, WriteWatch,
 };
 use crate::tiering::observation::{
-    AccessSet, NodeUsage, RangeResidency, Sample, Share, TargetKind, TargetMap,
+    AccessSet, NodeUsage, RangeResidency, Sample, Seen, Share, TargetKind, TargetMap,
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Sweep};
-use crate::units::{Nanos, Pid};
+use crate::units::{Nanos, NodeId, Pid};
 
 /// All ports of one machine.
 pub fn ports(machine: &Shared) -> Ports {
@@ -105,8 +105,8 @@ struct SimSampler {
     machine: Shared,
     /// When the window under way began.
     armed: Nanos,
-    /// How often each sample had been accessed then, where that is counted.
-    before: Vec<Option<f64>>,
+    /// How often each sample had been accessed then, where that is counted, and where it was.
+    before: Vec<(Option<f64>, Option<NodeId>)>,
 }
 
 impl AccessSampler for SimSampler {
@@ -119,7 +119,11 @@ impl AccessSampler for SimSampler {
         machine.look_up();
         self.armed = machine.now;
         self.before.clear();
-        let before = samples.iter().map(|s| machine.touches(s.pid, s.addr));
+        let before = |s: &Sample| {
+            let node = machine.node_of(s.pid, s.addr);
+            (machine.touches(s.pid, s.addr), node)
+        };
+        let before = samples.iter().map(before);
         self.before.extend(before);
         Ok(())
     }
@@ -138,9 +142,11 @@ impl AccessSampler for SimSampler {
         let window = machine.now.saturating_sub(self.armed);
         for i in 0..seen.samples().len() {
             let Sample { pid, addr, .. } = seen.samples()[i];
-            let before = self.before.get(i).copied().flatten();
-            let look = machine.look(pid, addr, window, before);
-            seen.record(i, look.seen);
+            let (touches, node) = self.before.get(i).copied().unwrap_or_default();
+            let look = machine.look(pid, addr, window, touches);
+            // What is elsewhere now has another frame, of which nothing is known.
+            let has_moved = node.is_some() && look.node != node;
+            seen.record(i, if has_moved { Seen::Unknown } else { look.seen });
             seen.place(i, look.order, look.node);
             if look.is_written {
                 seen.note_written(i);
