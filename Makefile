@@ -78,7 +78,7 @@ accuracy:
 
 ## bench: programs under this daemon, the kernel's own tiering, and none, on an
 ##        emulated machine with four tiers (docs/benchmarks.md): SET=default takes
-##        under an hour, SET=smoke minutes, SET=full days, SET=latency is
+##        under an hour, SET=smoke minutes, SET=full ten hours, SET=latency is
 ##        Redis' percentiles; what is there is not run again
 bench:
 	@scripts/setup vm bench

@@ -4,8 +4,8 @@
 //!
 //! **Unit.** Nanoseconds per sample and scan: its page map read, its mark set,
 //! the mark read back, the bitmap read, the page map read again, and the flags
-//! of its frame where it was accessed. (Ours reads no page map of what stays idle a second time,
-//! nor the first time where it was read in the scan before.)
+//! of its frame where it was accessed. (Ours does not read the page map the first time of what was in the
+//! scan before.)
 //!
 //! **Approach.** Both do the same to the same pages, in turns, so that what else
 //! the host does meets both; the median round of each counts. The bare loop

@@ -4,14 +4,15 @@
 //! ```text
 //!  arm ─ window ─ collect, arm ─ window ─ collect … ─► Targets, Residency
 //!                                                          │ Observation
-//!         arm, then PageMover, in the first window ◄─ Plan ─ Engine::step
+//!               PageMover, in the first window ◄─ Plan ─ Engine::step
 //! ```
 //!
-//! Scans are spread over the interval. An epoch begins where the last one ended. What it moves
-//! it moves in its first window, the longest: windows are as long whatever moving takes, or counts
-//! of epochs in which much is moved would stand for other rates. A sample whose page goes elsewhere
-//! meanwhile cannot be told and is looked at again in the next window. An interval that was missed is
-//! not caught up with.
+//! Scans are spread over the interval. An epoch begins where the last one ended. What is to be
+//! moved is moved in its first window, where it is so long that moving fits in: windows are as long whatever
+//! moving takes, or counts of epochs in which much is moved would stand for other rates. A sample whose page
+//! goes elsewhere meanwhile cannot be told, and is looked at again. Where moving may take longer, or where
+//! all scans have to look at the same pages, it comes before, and its time is taken off the windows. An
+//! interval that was missed is not caught up with.
 
 use crate::ports::{
     Calibration, Families, FolioPace, MoveLimits, PortError, Ports, Recorder, SamplerKind,
@@ -115,6 +116,8 @@ pub struct EpochLoop {
     running: Option<Running>,
     /// The plan of the epoch under way, whose sweeps are due at its end.
     plan: Option<Plan>,
+    /// What kept the last turn's plan from being carried out, or the next epoch from beginning.
+    trouble: Option<PortError>,
     outcome: MoveOutcome,
     paged_out: Vec<PagedOut>,
     /// End of the epoch before: where the next one begins.
@@ -147,6 +150,7 @@ impl EpochLoop {
             paused: false,
             running: None,
             plan: None,
+            trouble: None,
             outcome: MoveOutcome::default(),
             paged_out: Vec::new(),
             last_due: None,
@@ -189,7 +193,7 @@ impl EpochLoop {
         self.hurry = true;
     }
 
-    /// New settings, from the next turn on; what was learnt is kept.
+    /// New settings, from the next epoch that begins on; what was learnt is kept.
     pub fn configure(&mut self, settings: LoopSettings, tiers: TierTable) {
         let engine = engine_settings(&settings, &self.ports);
         if let Some(recorder) = &mut self.recorder {
@@ -236,8 +240,8 @@ impl EpochLoop {
         self.ports.mover.pace()
     }
 
-    /// One epoch: scans spread over the interval, decision; and the next one begins, with the moves
-    /// in its first window. Returns
+    /// One epoch: scans spread over the interval, decision, moves, in the first window of the
+    /// next one where they fit in. Returns
     /// early, without a report, when the clock's sleep is interrupted; call
     /// again to go on where it was.
     ///
@@ -246,7 +250,10 @@ impl EpochLoop {
     /// begins another one.
     pub fn turn(&mut self) -> Result<Turn, PortError> {
         let mut events = Vec::new();
-        let result = self.epoch(&mut events);
+        let result = match self.trouble.take() {
+            Some(error) => Err(error),
+            None => self.epoch(&mut events),
+        };
         if result.is_err() {
             self.running = None;
             self.plan = None;
@@ -281,13 +288,32 @@ impl EpochLoop {
         self.profiled(cpu);
         self.note_pauses(&mut plan.report, any_target);
         let report = plan.report.clone();
-        let cpu = self.ports.clock.thread_cpu_time();
         self.plan = Some(plan);
-        let running = self.begin()?;
+        // The report is there whatever comes of it.
+        self.trouble = self.carry_on().err();
+        Ok(Some(report))
+    }
+
+    /// Carries the plan out, after the next epoch has begun where that is possible.
+    fn carry_on(&mut self) -> Result<(), PortError> {
+        if !self.moves_while_waiting() {
+            return self.act();
+        }
+        let cpu = self.ports.clock.thread_cpu_time();
+        let running = self.begin();
         self.profiled(cpu);
         self.act()?;
-        self.running = Some(running);
-        Ok(Some(report))
+        self.running = Some(running?);
+        Ok(())
+    }
+
+    /// Whether moving fits in the first window, and whether what it makes unknown may be looked at again.
+    fn moves_while_waiting(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| {
+            let scans = self.settings.engine.profiling.scans.max(1);
+            let first = windows::length(plan.span, plan.interval, scans, 0);
+            !self.ports.sampler.repeats() && migration_time(&self.settings, plan.interval) <= first
+        })
     }
 
     /// Arms the samples that the last plan asked for.
@@ -358,6 +384,7 @@ impl EpochLoop {
     fn scan(&mut self, mut running: Running) -> Result<Scanned, PortError> {
         loop {
             if self.hurry && (running.looks.is_empty() || running.stretched) {
+                self.hurry = false;
                 self.last_due = Some(self.ports.clock.now());
                 self.ports.sampler.rest();
                 // Half an epoch's looks would not be comparable.

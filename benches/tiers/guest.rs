@@ -210,7 +210,6 @@ pub(crate) fn size_name(size: Size) -> &'static str {
     match size {
         Size::Smoke => "smoke",
         Size::Normal => "normal",
-        Size::Long => "long",
     }
 }
 

@@ -13,10 +13,9 @@
 //! call, and read back at once, from the page flags: these tell the mark alone,
 //! while a read of the bitmap looks at the page tables and would take the mark
 //! from a page that is touched in between, the hottest of all. *Collect*: read
-//! the bitmap, then the page maps again, but where the mark is still set on a
-//! page that the target alone maps: a frame loses its mark when it is freed, so
-//! that it is still that page's. Where a page is that was looked at in the scan that has just
-//! ended, too, is not asked again; were that no longer true, collecting would find out.
+//! the bitmap, then the page maps again, also of what kept its mark: after a fork
+//! that may be the child's. Where a page is that the scan which has just ended looked at, too, is
+//! not asked before it is marked: that collecting finds out.
 //!
 //! ```text
 //! mark did not read back as set after arming, twice tried   unknown
@@ -32,8 +31,8 @@
 //! that vanished gives unknown. What remains when we end are marks on idle pages, which
 //! change nothing for anybody but another user of the bitmap.
 //!
-//! **Cost.** Two reverse-map walks per sample and scan, and five system calls where it stays idle,
-//! seven where it was accessed and five when that is looked at again. Reading a word also walks for every *other* frame in it that still
+//! **Cost.** Two reverse-map walks per sample and scan, and six system calls, one more where it was
+//! accessed and two fewer where the scan just before looked at it, too. Reading a word also walks for every *other* frame in it that still
 //! has a mark from an earlier scan; marks cannot be taken back, only an access
 //! or a free does that, so samples spread thinly over cold memory cost more
 //! as their neighbours have been samples too: 64 walks at the worst.
@@ -173,8 +172,6 @@ struct Slot {
     /// The number of its folio's first frame.
     head: u64,
     order: u8,
-    /// Whether its process alone mapped it.
-    alone: bool,
     /// Its place in `words`.
     word: u32,
 }
@@ -258,7 +255,9 @@ impl IdleSampler {
             let key = |sample: &Sample| (sample.target, sample.addr);
             while before.next_if(|(_, s)| key(s) < key(sample)).is_some() {}
             let (at, _) = before.next_if(|(_, s)| *s == sample)?;
-            Some((*entries.get(at)?, *self.slots.get(at)?))
+            let kept = (*entries.get(at)?, *self.slots.get(at)?);
+            // What was on its way may have arrived.
+            kept.0.pfn().is_some().then_some(kept)
         }));
         self.frames.adopt(samples);
         self.slots.clear();
@@ -282,7 +281,6 @@ impl IdleSampler {
     fn resolve(&mut self) -> Result<(), PortError> {
         for (slot, entry) in self.slots.iter_mut().zip(self.frames.entries()) {
             let frame = entry.pfn();
-            slot.alone = entry.exclusive();
             if slot.pfn == frame {
                 continue;
             }
@@ -297,7 +295,6 @@ impl IdleSampler {
                     pfn: Some(pfn),
                     head: folio.head.0,
                     order: folio.order,
-                    alone: entry.exclusive(),
                     word: 0,
                 };
             }
@@ -366,13 +363,6 @@ impl IdleSampler {
         Ok(())
     }
 
-    /// Whether it is still the page that it was, and idle.
-    fn stays_idle(words: &[Word], slot: Slot) -> bool {
-        let word = words.get(slot.word as usize);
-        let is_idle = word.is_some_and(|word| word.idle & slot.mask() != 0);
-        is_idle && slot.alone && slot.pfn.is_some() && !slot.is_tail()
-    }
-
     fn verdict(&self, slot: Slot, frame_now: Option<Pfn>) -> io::Result<Seen> {
         let Some(word) = self.words.get(slot.word as usize) else {
             return Ok(Seen::Unknown);
@@ -426,9 +416,7 @@ impl AccessSampler for IdleSampler {
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
         self.unmark().map_err(|e| self.failed(e))?;
-        let (slots, words) = (&self.slots, &self.words);
-        self.frames
-            .locate_where(|index| !Self::stays_idle(words, slots[index]));
+        self.frames.locate();
         for index in 0..self.slots.len().min(seen.samples().len()) {
             let slot = self.slots[index];
             let verdict = self

@@ -15,8 +15,8 @@
 //!   target pays to set the bit again, the cost of counting a page, and all the
 //!   rest are measured in every epoch, a scan also on pages of our own before the first
 //!   ([`calibrate`](crate::ports::AccessSampler::calibrate)), and foreseen as the median
-//!   of the last three, so that a burst is not taken for a habit. A price of which fewer are known
-//!   is the latest: pages of our own cost less to scan than those of a program.
+//!   of the last three, so that a burst is not taken for a habit. Of two prices of a scan the
+//!   latter counts: pages of our own cost less than those of a program.
 //! - What was spent beyond the limit is a debt, paid back a quarter in each
 //!   epoch. What was left unspent is not saved up. So a burst costs the next
 //!   epochs a few of their samples, and on average the limit holds. What is spent before
@@ -126,13 +126,19 @@ impl Habit {
         last[1]
     }
 
-    /// The median of three; of two the latter, since the former may have been a trial; of one
-    /// that; of none nothing.
+    /// The median of three; of fewer the least; of none nothing.
     fn known(&self) -> Option<f64> {
+        let mut last = self.last;
+        let known = &mut last[..self.seen.min(3)];
+        known.sort_by(f64::total_cmp);
+        known.get(known.len() / 3).copied()
+    }
+
+    /// The same where the first was a trial: of two the latter.
+    fn since_trial(&self) -> Option<f64> {
         match self.seen {
-            0 => None,
-            seen @ 1..3 => Some(self.last[seen - 1]),
-            _ => Some(self.usual()),
+            2 => Some(self.last[1]),
+            _ => self.known(),
         }
     }
 }
@@ -198,7 +204,7 @@ impl Governor {
     /// CPU time of one scan of one sample (`one_scan_overhead`) with the
     /// target's part in it, never zero.
     pub fn scan_nanos(&self) -> f64 {
-        self.scan.known().unwrap_or(FIRST_GUESS).max(1.0)
+        self.scan.since_trial().unwrap_or(FIRST_GUESS).max(1.0)
     }
 
     /// Learns what an epoch cost, ourselves and the targets. Moves are not watching.

@@ -89,6 +89,22 @@ fn of_a_page_that_moves_nothing_is_known_until_the_next_scan() {
     check(&mut wait, 0..0);
 }
 
+/// The child keeps the page with its mark, and the parent writes to another one.
+#[test]
+fn what_is_written_after_a_fork_is_not_idle() {
+    let Some(mut sampler) = idle() else { return };
+    let mut target = Target::start(1024, "small");
+    let samples = target.samples(1024, 4);
+    let seen = scan(&mut *sampler, &samples, || {
+        target.tell("fork");
+        target.tell("touch 0 1024");
+        wait();
+    });
+    let (_, idle, unknown) = count(&seen, 0..samples.len());
+    assert_eq!(idle, 0, "{unknown} are unknown");
+    target.tell("reap");
+}
+
 /// Moves pages behind the sampler's back.
 fn move_samples(samples: &[Sample], to: NodeId) -> std::io::Result<()> {
     let pages: Vec<VirtAddr> = samples.iter().map(|sample| sample.addr).collect();

@@ -48,8 +48,6 @@ pub(crate) enum Size {
     Smoke,
     /// What is compared.
     Normal,
-    /// The same with four times the work.
-    Long,
 }
 
 impl Size {
@@ -57,7 +55,7 @@ impl Size {
     const fn memory(self, normal: usize) -> usize {
         match self {
             Self::Smoke => normal / 8 * 3,
-            Self::Normal | Self::Long => normal,
+            Self::Normal => normal,
         }
     }
 
@@ -65,16 +63,15 @@ impl Size {
     const fn all(self, normal: usize) -> usize {
         match self {
             Self::Smoke => normal / 32,
-            Self::Normal | Self::Long => normal,
+            Self::Normal => normal,
         }
     }
 
-    /// `normal`, a 32nd of it or four times that.
+    /// `normal`, or a 32nd of it.
     const fn work(self, normal: usize) -> usize {
         match self {
             Self::Smoke => normal / 32,
             Self::Normal => normal,
-            Self::Long => normal * 4,
         }
     }
 }

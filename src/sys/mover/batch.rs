@@ -86,8 +86,8 @@ pub(super) fn run(calls: &[Call<'_>]) -> (Vec<Done>, Nanos) {
     if others.is_empty() {
         return (vec![call(first)], Nanos::ZERO);
     }
-    // To start a thread and to end it costs as much as moving a few pages, and no clock of its own has
-    // all of that. What else this process did meanwhile is little.
+    // To start a thread and to end it costs as much as moving some pages, which no clock of its own
+    // tells. What else this process does meanwhile is little.
     let (process, own) = (process_cpu_time(), thread_cpu_time());
     let all = std::thread::scope(|scope| {
         let helpers: Vec<_> = others
