@@ -15,8 +15,8 @@
 //! interval that was missed is not caught up with.
 
 use crate::ports::{
-    Calibration, Families, FolioPace, MoveLimits, PortError, Ports, Recorder, SamplerKind,
-    TargetEvent, TargetSpec, Threads, Wake,
+    Calibration, Families, FolioPace, PortError, Ports, Recorder, SamplerKind, TargetEvent,
+    TargetSpec, Threads, Wake,
 };
 use crate::tiering::engine::Engine;
 use crate::tiering::looks::Looks;
@@ -24,7 +24,7 @@ use crate::tiering::observation::{
     AccessSet, EpochCost, Forgotten, Observation, RangeResidency, TargetId,
 };
 use crate::tiering::pageout::PagedOut;
-use crate::tiering::plan::{MoveOutcome, MoveResult, PageCounts, Plan};
+use crate::tiering::plan::{MoveOutcome, Plan};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, PauseReason};
 use crate::tiering::settings::{EngineSettings, LookRule, WindowRule};
@@ -32,6 +32,7 @@ use crate::tiering::tier::TierTable;
 use crate::tiering::windows::{self, Lateness};
 use crate::units::{Bandwidth, Bytes, Nanos};
 
+mod acting;
 mod paging;
 
 /// The longest that the loop moves without looking up: its part of an interval, however
@@ -294,28 +295,6 @@ impl EpochLoop {
         Ok(Some(report))
     }
 
-    /// Carries the plan out, after the next epoch has begun where that is possible.
-    fn carry_on(&mut self) -> Result<(), PortError> {
-        if !self.moves_while_waiting() {
-            return self.act();
-        }
-        let cpu = self.ports.clock.thread_cpu_time();
-        let running = self.begin();
-        self.profiled(cpu);
-        self.act()?;
-        self.running = Some(running?);
-        Ok(())
-    }
-
-    /// Whether moving fits in the first window, and whether what it makes unknown may be looked at again.
-    fn moves_while_waiting(&self) -> bool {
-        self.plan.as_ref().is_some_and(|plan| {
-            let scans = self.settings.engine.profiling.scans.max(1);
-            let first = windows::length(plan.span, plan.interval, scans, 0);
-            !self.ports.sampler.repeats() && migration_time(&self.settings, plan.interval) <= first
-        })
-    }
-
     /// Arms the samples that the last plan asked for.
     fn begin(&mut self) -> Result<Running, PortError> {
         let now = self.ports.clock.now();
@@ -530,49 +509,6 @@ impl EpochLoop {
         let one_tier = !any_target && self.engine.tiers().view(&[], None).is_flat();
         add(one_tier, PauseReason::OneTier);
         report.paused.sort_unstable();
-    }
-
-    /// Carries out what the last plan says.
-    fn act(&mut self) -> Result<(), PortError> {
-        let Some(plan) = self.plan.take() else {
-            return Ok(());
-        };
-        self.apply(&plan)?;
-        self.page_out(&plan);
-        self.plan = Some(plan);
-        Ok(())
-    }
-
-    fn apply(&mut self, plan: &Plan) -> Result<(), PortError> {
-        if plan.moves.is_empty() {
-            self.outcome = MoveOutcome::default();
-            return Ok(());
-        }
-        if self.paused || !self.settings.moving {
-            // Planned and counted, not tried.
-            self.outcome.results = plan
-                .moves
-                .iter()
-                .map(|m| MoveResult {
-                    asked: m.clone(),
-                    pages: PageCounts {
-                        deferred: m.limit.pages(),
-                        ..PageCounts::default()
-                    },
-                    is_whole: false,
-                })
-                .collect();
-            return Ok(());
-        }
-        let limits = MoveLimits {
-            time: migration_time(&self.settings, plan.interval),
-            rate: self.settings.rate.unwrap_or(Bandwidth(u64::MAX)),
-            bytes: move_bytes(&self.settings),
-            call_time: self.settings.call_time,
-            threads: self.settings.threads,
-        };
-        self.outcome = self.ports.mover.apply(&plan.moves, limits)?;
-        Ok(())
     }
 
     /// Undoes every kernel setting.
