@@ -5,16 +5,12 @@
 //! but for those that place at that moment (`interleave`, `bound`).
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::str::FromStr;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE, node_free};
 use hmkeeper::sys::process::end_with_parent;
-use hmkeeper::sys::root::Root;
-use hmkeeper::units::{Bytes, NodeId};
 use nix::sys::signal::Signal;
 
 use crate::results::{Daemon, Measured};
@@ -84,7 +80,6 @@ fn measure(run: &Run, size: Size) -> Result<Measured, String> {
     // Huge pages only where a program asks for them, and no page cache on the fastest node.
     system::write("/sys/kernel/mm/transparent_hugepage/enabled", "madvise")?;
     system::write("/proc/sys/vm/drop_caches", "3")?;
-    overwrite_free_memory().map_err(|e| format!("what is free: {e}"))?;
     let mut program = Program::start(workload, size, &mut *system)?;
     let pid = program.ready()?;
     system.start(pid)?;
@@ -118,27 +113,6 @@ fn measure(run: &Run, size: Size) -> Result<Measured, String> {
         latency: done.latency,
         daemon: after.said.map(|(.., daemon)| daemon),
     })
-}
-
-/// Has the kernel clear what is free on the nodes to which pages are moved first.
-///
-/// Of programs whose page cache was dropped the emulator still has translations, by the frames that they were in.
-/// It throws them away store by store when something else is copied there, and with each one what all
-/// CPUs remember of where code is: some frames in a row would take half a second. A machine has none
-/// of that.
-fn overwrite_free_memory() -> io::Result<()> {
-    /// What is left: reserves, of node 0 also the 16 MiB for old devices, or somebody is
-    /// killed for want of memory.
-    const LEFT: Bytes = Bytes::from_mib(64);
-    for node in [0, 1].map(NodeId) {
-        let free = node_free(&Root::host(), node)?;
-        let buffer = Buffer::new(free.saturating_sub(LEFT), HugePages::Refused)?;
-        buffer.bind(node)?;
-        for page in buffer.words().chunks(WORDS_PER_PAGE) {
-            page[0].store(1, Ordering::Relaxed);
-        }
-    }
-    Ok(())
 }
 
 /// The workload as a child process.
