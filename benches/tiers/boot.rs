@@ -90,7 +90,7 @@ fn in_guest(node: &str, timeout: &str, args: &[String]) -> Result<Output, String
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm/vm-run"));
     command
         .args(["--latency", MACHINE, "--timeout", timeout, "--cpus", CPUS])
-        .args(["--node-size", &format!("0={node}"), "--"])
+        .args(["--uncounted", "--node-size", &format!("0={node}"), "--"])
         .arg(me)
         .args(args)
         .stdin(Stdio::null());

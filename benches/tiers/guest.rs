@@ -1,6 +1,6 @@
 //! In the guest: one workload under one system, measured.
 //!
-//! Memory is filled while nothing is charged and no system runs; then the system starts, charging
+//! Memory is filled while nothing is counted or charged and no system runs; then the system starts, charging
 //! begins, and the workload is told to work. So all begin with what first touch placed,
 //! but for those that place at that moment (`interleave`, `bound`).
 
@@ -82,6 +82,8 @@ fn measure(run: &Run, size: Size) -> Result<Measured, String> {
     system::write("/proc/sys/vm/drop_caches", "3")?;
     let mut program = Program::start(workload, size, &mut *system)?;
     let pid = program.ready()?;
+    // All code is translated anew for it: before anything is measured.
+    tierlat::count()?;
     system.start(pid)?;
     tierlat::watch(pid)?;
     let before = Snapshot::take(pid, &*system)?;
@@ -95,12 +97,16 @@ fn measure(run: &Run, size: Size) -> Result<Measured, String> {
     let done: Done = serde_json::from_str(&done).map_err(|e| format!("{workload}: {done}: {e}"))?;
     program.tell()?;
     program.end()?;
+    let misses_by_node = after.counts.watched_since(&before.counts);
+    if misses_by_node.values().all(|misses| *misses == 0) {
+        return Err(format!("{workload}: no miss was counted"));
+    }
     let kernel_moved_bytes = (after.migrated - before.migrated) * hmkeeper::units::PAGE_BYTES;
     let moved = after.said.as_ref().map(|(up, down, _)| up + down);
     Ok(Measured {
         seconds: done.seconds,
         operations: done.operations,
-        misses_by_node: after.counts.watched_since(&before.counts),
+        misses_by_node,
         waited_ms_by_node: after.counts.waited_since(&before.counts),
         kernel_misses_by_node: after.counts.kernel_since(&before.counts),
         moved_bytes: moved.unwrap_or(kernel_moved_bytes),

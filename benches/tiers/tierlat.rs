@@ -38,6 +38,11 @@ pub(crate) fn watch(pid: u32) -> Result<(), String> {
     tierlat(&["watch", &pid.to_string()]).map(drop)
 }
 
+/// From now on misses are counted, which takes as long as all else that the guest does.
+pub(crate) fn count() -> Result<(), String> {
+    tierlat(&["count"]).map(drop)
+}
+
 /// From now on memory takes its time, or none.
 pub(crate) fn charge(on: bool) -> Result<(), String> {
     tierlat(&[if on { "on" } else { "off" }]).map(drop)

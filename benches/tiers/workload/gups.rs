@@ -81,10 +81,14 @@ impl Workload for Gups {
 
     fn check(&mut self) -> Result<(), String> {
         self.update_all();
-        let wrong = (0..).zip(&self.table).filter(|&(i, &w): &(u64, _)| i != w);
-        match wrong.count() {
-            0 => Ok(()),
-            n => Err(format!("{n} words are not what they were")),
+        // Without a branch for each word: the guest takes some seconds less.
+        let differ = (0..)
+            .zip(&self.table)
+            .fold(0, |all, (i, &word): (u64, _)| all | (i ^ word));
+        if differ == 0 {
+            return Ok(());
         }
+        let wrong = (0..).zip(&self.table).filter(|&(i, &w): &(u64, _)| i != w);
+        Err(format!("{} words are not what they were", wrong.count()))
     }
 }

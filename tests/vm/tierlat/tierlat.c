@@ -35,6 +35,8 @@
  *   counters=FILE        see "enum word" below; updated live; the guest may read it
  *                        and write the words from CHARGING on
  *   start=off            begin with charging off (to boot and to set up quickly)
+ *   count=off            and without counting: none of the guest's code is instrumented
+ *                        until the word COUNTING says 1, which takes half of the time
  *   low_mib=N            QEMU 8.2 and later, which tells guest-physical addresses: so
  *                        much of the memory lies below 4 GiB, the rest above
  *
@@ -61,6 +63,8 @@ typedef uint32_t mem_info;
 struct qemu_info { const char *target; struct { int min, cur; } version; };
 enum { CB_NO_REGS = 0, MEM_RW = 3 };
 extern void qemu_plugin_register_vcpu_tb_trans_cb(plugin_id, void (*)(plugin_id, void *tb));
+extern void qemu_plugin_register_vcpu_idle_cb(plugin_id, void (*)(plugin_id, unsigned cpu));
+extern void qemu_plugin_reset(plugin_id, void (*)(plugin_id));
 extern size_t qemu_plugin_tb_n_insns(const void *tb);
 extern void *qemu_plugin_tb_get_insn(const void *tb, size_t i);
 extern uint64_t qemu_plugin_insn_vaddr(const void *insn);
@@ -102,6 +106,8 @@ enum word {
     WRITTEN_BACK,        /* lines */
     WATCHED_READS, WATCHED_WRITES, WATCHED_NS, /* by user code, at watched addresses */
     CHARGING = 256,      /* 1 or 0 */
+    COUNTING,            /* the same: whether misses are to be counted, once 1 for good */
+    COUNTED,             /* and whether they are */
     WATCH = 272, WATCHES = 8, /* ranges of virtual addresses: start, end */
     WORDS = 512
 };
@@ -337,6 +343,22 @@ static void on_translate(plugin_id id, void *tb)
     }
 }
 
+/* What is translated from now on is instrumented. All vCPUs are held, and have no translations. */
+static void count(plugin_id id)
+{
+    counters[COUNTED] = 1;
+    qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate);
+}
+
+/* A vCPU has nothing to do, as each has now and then: the guest may have asked for it. There is no
+ * way back: QEMU 7.2 may call what it has just thrown away, and aborts. */
+static void on_idle(plugin_id id, unsigned cpu)
+{
+    (void)cpu;
+    if (counters[COUNTING])
+        qemu_plugin_reset(id, count);
+}
+
 static double measure_tsc(void)
 {
     struct timespec a, b, nap = { 0, 50000000 };
@@ -354,7 +376,7 @@ EXPORT int qemu_plugin_install(plugin_id id, const struct qemu_info *info, int a
     static double ns[MAX_NODES][MAX_NODES][4]; /* to, from: read, write latency; read, write service */
     unsigned long mib, cpus, from, to, v[4], llc_kib = 1024, low_mib = 0;
     const char *file = NULL;
-    bool charging = true;
+    bool charging = true, counting = true;
     uint64_t offset = 0;
     char tail;
     for (int i = 0; i < argc; i++) {
@@ -380,6 +402,8 @@ EXPORT int qemu_plugin_install(plugin_id id, const struct qemu_info *info, int a
         } else if (sscanf(argv[i], "low_mib=%lu%c", &low_mib, &tail) == 1) {
         } else if (!strcmp(argv[i], "start=off")) {
             charging = false;
+        } else if (!strcmp(argv[i], "count=off")) {
+            counting = false;
         } else if (!strncmp(argv[i], "counters=", 9)) {
             file = argv[i] + 9;
         } else {
@@ -433,6 +457,10 @@ EXPORT int qemu_plugin_install(plugin_id id, const struct qemu_info *info, int a
     counters[WORD_NODES] = nr_nodes;
     counters[WORD_SCALE] = scale * 1000;
     counters[CHARGING] = charging;
-    qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate);
+    counters[COUNTING] = counting;
+    if (counting)
+        count(id);
+    else
+        qemu_plugin_register_vcpu_idle_cb(id, on_idle);
     return 0;
 }
