@@ -107,6 +107,7 @@ fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observ
                 free: Bytes(if node == 0 { 0 } else { 1 << 38 }),
                 reserve: Bytes::ZERO,
                 latency: None,
+                cache: None,
             })
             .collect(),
         cost: EpochCost {

@@ -8,7 +8,7 @@ use crate::tiering::observation::{
     AccessSet, NodeUsage, Observation, RangeResidency, Sample, TargetKind, TargetMap,
 };
 use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Swap};
-use crate::tiering::plan::{Move, MoveOutcome, Sweep};
+use crate::tiering::plan::{Move, MoveOutcome, Reclaim, Sweep};
 use crate::tiering::settings::EngineSettings;
 use crate::tiering::tier::TierTable;
 use crate::units::{Bandwidth, Bytes, Nanos, PageRange, Pid};
@@ -347,6 +347,8 @@ pub struct FolioPace {
 pub trait PageMover {
     /// Tries the moves in order. Per-page trouble is in the outcome.
     fn apply(&mut self, moves: &[Move], limits: MoveLimits) -> Result<MoveOutcome, PortError>;
+    /// Page cache that may make room for the moves that are applied next, for these alone.
+    fn may_reclaim(&mut self, _cache: &[Reclaim]) {}
     /// Which processes belong together from now on.
     fn relate(&mut self, _families: &Families) {}
     /// CPU time spent moving since the start, on all threads.

@@ -358,6 +358,7 @@ fn a_picture_does_not_grow_with_its_recording() {
                 free: Bytes(1 << 40),
                 reserve: Bytes::ZERO,
                 latency: None,
+                cache: None,
             }],
             cost: EpochCost::default(),
             capacity: 1 << 20,

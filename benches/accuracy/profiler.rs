@@ -154,6 +154,7 @@ impl Ours {
                 free: Bytes::ZERO,
                 reserve: Bytes::ZERO,
                 latency: None,
+                cache: None,
             }],
             cost: EpochCost {
                 scanning: Nanos(SCAN_COST.0 * scanned),

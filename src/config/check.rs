@@ -261,6 +261,9 @@ fn migration(
         headroom: check
             .ratio(raw.headroom.as_ref(), "migration.headroom", false, 0.5)
             .unwrap_or(default.headroom),
+        page_cache: check
+            .boolean(raw.page_cache.as_ref(), "migration.page_cache")
+            .unwrap_or(default.page_cache),
         share: check
             .ratio(raw.share.as_ref(), "migration.share", true, 1.0)
             .unwrap_or(default.share),

@@ -100,6 +100,8 @@ pub struct MigrationConfig {
     pub call_time: Nanos,
     /// Share of each node that stays free beyond the kernel's watermarks.
     pub headroom: f64,
+    /// Whether idle page cache makes room.
+    pub page_cache: bool,
     /// Share of an interval that moving may take.
     pub share: f64,
 }
@@ -148,6 +150,7 @@ impl Default for Config {
                 // worst; 20 ms is what interactive services bear.
                 call_time: Nanos::from_millis(20),
                 headroom: EngineSettings::default().headroom,
+                page_cache: EngineSettings::default().page_cache,
                 share: 0.5,
             },
             page_out: None,
@@ -218,6 +221,7 @@ impl Config {
             profiling: self.profiling,
             policy: self.policy.clone(),
             headroom: migration.headroom,
+            page_cache: migration.page_cache,
             page_out: self.page_out,
             ..EngineSettings::default()
         };

@@ -151,6 +151,7 @@ pub struct RawMigration {
     pub threads: Option<Entry>,
     pub call_time: Option<Entry>,
     pub headroom: Option<Entry>,
+    pub page_cache: Option<Entry>,
     pub share: Option<Entry>,
 }
 

@@ -157,6 +157,7 @@ mod tests {
             free: Bytes::from_mib(free),
             reserve: Bytes::from_mib(4),
             latency: None,
+            cache: None,
         }
     }
 

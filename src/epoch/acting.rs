@@ -68,6 +68,7 @@ impl EpochLoop {
             call_time: self.settings.call_time,
             threads: self.settings.threads,
         };
+        self.ports.mover.may_reclaim(&plan.reclaims);
         self.outcome = self.ports.mover.apply(&plan.moves, limits)?;
         Ok(())
     }

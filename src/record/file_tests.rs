@@ -1,10 +1,10 @@
 use super::*;
 use crate::tiering::observation::{
-    AccessSet, EpochCost, Exclusion, Forgotten, NodeUsage, RangeResidency, ReadLatency, Sample,
-    Seen, Share, TargetId, TargetKind, TargetMap,
+    AccessSet, CacheUsage, EpochCost, Exclusion, Forgotten, NodeUsage, RangeResidency, ReadLatency,
+    Sample, Seen, Share, TargetId, TargetKind, TargetMap,
 };
 use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Paging, Swap};
-use crate::tiering::plan::{Direction, Move, MoveOutcome, MoveResult, PageCounts, Reason};
+use crate::tiering::plan::{Direction, Move, MoveOutcome, MoveResult, PageCounts, Reason, Reclaim};
 use crate::tiering::tier::{MemoryKind, Node, TierTable};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
@@ -106,12 +106,20 @@ pub(super) fn observation(at: u64) -> Observation {
                 now: Nanos(210),
                 idle: Nanos(95),
             }),
+            cache: Some(CacheUsage {
+                idle: Bytes(1 << 29),
+                refaults: 4,
+            }),
         }],
         targets: vec![target],
         cost: EpochCost::default(),
         capacity: u64::MAX,
         outcome: MoveOutcome {
             results: vec![moved, back],
+            reclaimed: vec![Reclaim {
+                node: NodeId(0),
+                bytes: Bytes(1 << 23),
+            }],
             ..MoveOutcome::default()
         },
         paging: Paging {

@@ -380,6 +380,7 @@ impl Machine {
                 free: Bytes::from_pages(self.room(node)),
                 reserve: Bytes::ZERO,
                 latency: latency(at),
+                cache: None,
             })
             .collect()
     }

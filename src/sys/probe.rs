@@ -15,7 +15,7 @@ use super::kpageflags::KpageFlags;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::Pfn;
 use super::root::Root;
-use super::{page_idle, pager, referenced, soft_dirty};
+use super::{mover, page_idle, pager, referenced, soft_dirty};
 use crate::ports::PortError;
 
 /// Whether something can be used.
@@ -141,6 +141,7 @@ pub fn probe(root: &Root) -> Vec<Finding> {
         kpageflags(root),
         soft_dirty(root),
         page_out(root),
+        page_cache(root),
         pagemap_scan(root),
     ];
     findings.extend(capabilities(root));
@@ -310,6 +311,16 @@ fn soft_dirty(root: &Root) -> Finding {
 fn page_out(root: &Root) -> Finding {
     let remedy = "set up zram or zswap, on Linux 5.10 or later (needed for pageout only)";
     Finding::of_io("page-out", pager::try_own_page(root), remedy)
+}
+
+fn page_cache(root: &Root) -> Finding {
+    let tried = nodes_with_memory(root).first().map_or_else(
+        || Err(io::ErrorKind::NotFound.into()),
+        |&node| mover::try_page_cache(root, node),
+    );
+    let remedy = "use Linux 6.17 or later with CONFIG_MEMCG=y; without it a node that is full of page cache takes \
+                  no promotions but for what is colder there";
+    Finding::of_io("page-cache", tried, remedy)
 }
 
 /// `struct pm_scan_arg` of `linux/fs.h`.

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use super::latency::LatencyProbe;
 use super::locate::Locator;
+use super::mover::is_there;
 use super::root::Root;
 use super::text;
 use crate::ports::{PortError, Residency};
-use crate::tiering::observation::{NodeUsage, RangeResidency};
+use crate::tiering::observation::{CacheUsage, NodeUsage, RangeResidency};
 use crate::tiering::plan::Sweep;
 use crate::units::{Bytes, NodeId, PAGE_BYTES};
 
@@ -57,6 +58,9 @@ impl Residency for SysResidency {
 
     fn nodes(&mut self) -> Result<Vec<NodeUsage>, PortError> {
         let mut usage = usage(&self.root)?;
+        for usage in &mut usage {
+            usage.cache = usage.cache.filter(|_| is_there(&self.root, usage.node));
+        }
         if let Some(probe) = &mut self.probe {
             probe.ask(&mut usage);
         }
@@ -104,6 +108,7 @@ pub(super) fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortErr
         free: field("MemFree")?,
         reserve: Bytes::ZERO,
         latency: None,
+        cache: None,
     })
 }
 
@@ -157,6 +162,13 @@ fn of_zones(zoneinfo: &str) -> Vec<NodeUsage> {
             let protection = number(last.unwrap_or_default());
             sum.reserve += (high + protection).min(managed);
             sum.brink += here.saturating_sub(min + protection);
+        } else if let Some(idle) = value("nr_inactive_file") {
+            // This and what follows is of the whole node, and told in its first zone.
+            sum.inactive_files += idle;
+        } else if let Some(pages) = value("nr_dirty").or_else(|| value("nr_writeback")) {
+            sum.unwritten += pages;
+        } else if let Some(refaults) = value("workingset_refault_file") {
+            sum.refaults += refaults;
         }
     }
     let some = nodes.into_iter().filter(|(_, sum)| sum.total > 0);
@@ -173,6 +185,10 @@ struct Pages {
     reserve: u64,
     /// Free above the least watermarks.
     brink: u64,
+    /// Page cache that nobody used lately, and of all page cache, dirty or being written.
+    inactive_files: u64,
+    unwritten: u64,
+    refaults: u64,
 }
 
 impl Pages {
@@ -186,6 +202,10 @@ impl Pages {
             free: bytes(free),
             reserve: bytes(self.reserve.max(free - room)),
             latency: None,
+            cache: Some(CacheUsage {
+                idle: bytes(self.inactive_files.saturating_sub(self.unwritten)),
+                refaults: self.refaults,
+            }),
         }
     }
 }
@@ -204,6 +224,11 @@ mod tests {
 Node 0, zone      DMA
   per-node stats
       nr_inactive_anon 1
+      nr_inactive_file 900
+      nr_dirty     40
+      nr_writeback 10
+      workingset_refault_anon 5
+      workingset_refault_file 77
   pages free     3840
         boost    0
         min      66
@@ -242,6 +267,8 @@ Node 10, zone   Normal
         assert_eq!(first.free, pages(3840 + 200 + 11 + 2000));
         assert_eq!(first.total, pages(3840 + 700_000 + 100_000));
         assert_eq!(last.reserve, pages(5));
+        let cache = first.cache.unwrap();
+        assert_eq!((cache.idle, cache.refaults), (pages(850), 77));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::tiering::observation::NodeUsage;
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::Direction;
 use crate::tiering::report::{PauseReason, TargetReport};
-use crate::units::Bytes;
+use crate::units::{Bytes, NodeId};
 
 /// Which way a metric goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +106,10 @@ metrics! {
         "CPU time of our threads and of our kdamonds, up to the last epoch.";
     LONGEST_CALL = Gauge "hmkeeper_longest_move_call_seconds" []
         "The longest single system call that moved pages since the start: bounds any stall.";
+    CACHE_RECLAIMED = Counter "hmkeeper_page_cache_reclaimed_bytes_total" ["tier", "node"]
+        "Idle page cache that made room for what was promoted.";
+    CACHE_RESTS = Gauge "hmkeeper_page_cache_rests" []
+        "1 where page cache makes no room for now, since too much of it is read back.";
     MOVER_THREADS = Gauge "hmkeeper_mover_threads" ["pages"]
         "Threads that move pages of this kind.";
     MOVER_CALL = Gauge "hmkeeper_mover_call_seconds" ["pages"]
@@ -176,16 +180,21 @@ pub fn render(snapshot: &Snapshot) -> Result<String, prometheus::Error> {
     moves(&page, snapshot)?;
     own(&page, snapshot)?;
     let tiers = &snapshot.tiers;
+    let labels = |node: NodeId| {
+        let tier = tiers.tier_of(node);
+        let name = tier.map_or_else(|| "".into(), |t| tier_name(tiers, t));
+        vec![name.to_string(), node.to_string()]
+    };
     let of_nodes = |what: fn(&NodeUsage) -> Option<f64>| {
         let nodes = snapshot.report.nodes.iter();
-        nodes.filter_map(move |usage| {
-            let tier = tiers.tier_of(usage.node);
-            let name = tier.map_or_else(|| "".into(), |t| tier_name(tiers, t));
-            let labels = vec![name.to_string(), usage.node.to_string()];
-            Some((labels, what(usage)?))
-        })
+        nodes.filter_map(move |usage| Some((labels(usage.node), what(usage)?)))
     };
     page.add(&FREE, of_nodes(|usage| Some(usage.free.as_f64())))?;
+    let reclaimed = snapshot.totals.reclaimed.iter();
+    page.add(
+        &CACHE_RECLAIMED,
+        reclaimed.map(|(&node, bytes)| (labels(node), bytes.as_f64())),
+    )?;
     page.add(&LATENCY, of_nodes(|u| Some(u.latency?.now.as_secs_f64())))?;
     page.add(
         &LATENCY_IDLE,
@@ -349,6 +358,10 @@ fn own(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
     page.one(&EPOCHS, totals.epochs as f64)?;
     page.one(&OVERHEAD_LIMIT, snapshot.overhead_limit)?;
     page.one(&LONGEST_CALL, totals.longest_call.as_secs_f64())?;
+    page.one(
+        &CACHE_RESTS,
+        f64::from(u8::from(snapshot.report.cache_rests)),
+    )?;
     let learnt = |of: fn(FolioPace) -> f64| {
         let each = snapshot.mover();
         each.map(move |(pages, pace)| (vec![pages], of(pace)))

@@ -49,6 +49,9 @@ pub struct Status {
     pub paused: Vec<PauseReason>,
     /// The machine's tiers.
     pub tiers: Vec<TierStatus>,
+    /// Page cache that made room.
+    #[serde(default)]
+    pub page_cache: CacheStatus,
     /// Who is watched.
     pub targets: Vec<TargetStatus>,
     /// Configured targets without a process.
@@ -60,6 +63,15 @@ pub struct Status {
     pub mover: Vec<MoverStatus>,
     /// Configuration reloads.
     pub reloads: ReloadStatus,
+}
+
+/// Page cache that made room for what was promoted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheStatus {
+    /// So much since the start.
+    pub reclaimed_bytes: u64,
+    /// Whether it does not for now, since too much of it is read back.
+    pub rests: bool,
 }
 
 /// A tier.
@@ -269,6 +281,10 @@ impl Status {
             epoch: report.epoch,
             paused: snapshot.paused(),
             tiers: tiers(snapshot),
+            page_cache: CacheStatus {
+                reclaimed_bytes: totals.reclaimed.values().copied().sum::<Bytes>().0,
+                rests: report.cache_rests,
+            },
             targets: report
                 .targets
                 .iter()

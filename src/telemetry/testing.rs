@@ -9,7 +9,7 @@ use crate::tiering::bounds::Shares;
 use crate::tiering::observation::{
     EpochCost, Exclusion, NodeUsage, ReadLatency, TargetId, TargetKind,
 };
-use crate::tiering::plan::{Direction, PageCounts, Reason};
+use crate::tiering::plan::{Direction, PageCounts, Reason, Reclaim};
 use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, TargetReport};
 use crate::tiering::tier::{MemoryKind, Node, TierTable};
 use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
@@ -101,6 +101,7 @@ pub(crate) fn report(epoch: u64, targets: Vec<TargetReport>) -> EpochReport {
             now: Nanos(210),
             idle: Nanos(95),
         }),
+        cache: None,
     };
     EpochReport {
         epoch,
@@ -121,6 +122,11 @@ pub(crate) fn report(epoch: u64, targets: Vec<TargetReport>) -> EpochReport {
         sample_quota: 1000,
         migration_elapsed: Nanos::from_millis(250),
         longest_call: Nanos::from_millis(3),
+        reclaimed: vec![Reclaim {
+            node: NodeId(0),
+            bytes: Bytes::from_mib(24),
+        }],
+        cache_rests: false,
         paused: vec![],
     }
 }

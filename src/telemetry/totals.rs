@@ -11,7 +11,7 @@ use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Direction, PageCounts, Reason};
 use crate::tiering::report::{EpochReport, TargetReport};
 use crate::tiering::tier::TierTable;
-use crate::units::{Bytes, Nanos, TierId};
+use crate::units::{Bytes, Nanos, NodeId, TierId};
 
 /// One way that bytes went. By tier names, which outlive a reload that
 /// renumbers tiers.
@@ -107,6 +107,8 @@ pub struct Totals {
     pub cpu: OwnCpu,
     /// The longest system call that moved pages.
     pub longest_call: Nanos,
+    /// Page cache that gave way, by node.
+    pub reclaimed: BTreeMap<NodeId, Bytes>,
     /// Regions split.
     pub splits: u64,
     /// Pairs of regions merged.
@@ -126,6 +128,9 @@ impl Totals {
         self.cpu.migration += report.cost.migration + report.cost.paging;
         self.cpu.other += report.cost.other;
         self.longest_call = self.longest_call.max(report.longest_call);
+        for reclaim in &report.reclaimed {
+            *self.reclaimed.entry(reclaim.node).or_default() += reclaim.bytes;
+        }
         for target in &report.targets {
             self.splits += target.splits;
             self.merges += target.merges;
@@ -179,5 +184,7 @@ mod tests {
         assert_eq!(totals.cpu.total(), Nanos::from_millis(80));
         assert_eq!(totals.cpu.kdamonds, Nanos::from_millis(8));
         assert_eq!(totals.longest_call, Nanos::from_millis(3));
+        // Of 24 MiB in each.
+        assert_eq!(totals.reclaimed, [(NodeId(0), Bytes::from_mib(48))].into());
     }
 }

@@ -19,6 +19,7 @@ use super::bounds::Shares;
 use super::estimates::Estimates;
 use super::governor::{Again, Allotment, Governor, IDLE_LOAD, Terms};
 use super::observation::{Observation, Sample, TargetId, TargetMap};
+use super::page_cache::PageCache;
 use super::plan::{Plan, Sweep};
 use super::policy::{self, Policy};
 use super::pressure::Pressure;
@@ -118,6 +119,7 @@ pub struct Engine {
     estimates: Estimates,
     coverage: Coverage,
     pressure: Pressure,
+    page_cache: PageCache,
     /// Pages of all targets that could be looked at in the last epoch.
     afforded: u64,
     targets: BTreeMap<TargetId, Tracked>,
@@ -135,6 +137,7 @@ impl Engine {
             rates: rates(span, &settings.profiling),
             coverage: coverage(span, &settings.profiling),
             pressure: Pressure::default(),
+            page_cache: PageCache::default(),
             estimates: estimates(span, &settings.profiling),
             span,
             settings,
@@ -213,11 +216,7 @@ impl Engine {
         self.targets
             .retain(|id, _| seen.targets.iter().any(|t| t.id == *id));
         self.record(seen);
-        if self.settings.profiling.latency {
-            self.pressure.follow(&seen.nodes);
-        } else {
-            self.pressure = Pressure::default();
-        }
+        self.follow_nodes(seen);
         let elapsed = self
             .at
             .map_or(seen.cost.elapsed, |at| seen.at.saturating_sub(at));
@@ -286,6 +285,7 @@ impl Engine {
             longer,
         );
         Plan {
+            reclaims: self.reclaims(seen, &moves),
             moves,
             page_outs,
             samples: drawn.samples,

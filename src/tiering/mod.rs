@@ -9,6 +9,7 @@ pub mod hotness;
 pub mod looks;
 pub mod moving;
 pub mod observation;
+pub mod page_cache;
 pub mod pageout;
 pub mod plan;
 pub mod policy;

@@ -438,6 +438,17 @@ pub struct NodeUsage {
     pub reserve: Bytes,
     /// How late it answers; `None` where nobody asked.
     pub latency: Option<ReadLatency>,
+    /// Its page cache; `None` where the kernel cannot be asked to give some of it back.
+    pub cache: Option<CacheUsage>,
+}
+
+/// Page cache of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheUsage {
+    /// What the kernel holds to be idle, and can give back without writing anything.
+    pub idle: Bytes,
+    /// Pages since boot that were read back soon after they had been given back.
+    pub refaults: u64,
 }
 
 /// How long a read from a node takes that no cache holds, asked by the CPUs nearest to it.

@@ -170,6 +170,8 @@ pub struct MoveOutcome {
     pub elapsed: Nanos,
     /// The longest single system call, the bound of any stall that we caused.
     pub longest_call: Nanos,
+    /// Page cache that gave way, each node once.
+    pub reclaimed: Vec<Reclaim>,
 }
 
 /// What became of all moves of one range from one node.
@@ -262,6 +264,15 @@ impl MoveOutcome {
     }
 }
 
+/// Page cache of a node that makes room for moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reclaim {
+    /// Where.
+    pub node: NodeId,
+    /// So much of it.
+    pub bytes: Bytes,
+}
+
 /// A range whose residency the engine wants counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sweep {
@@ -279,6 +290,8 @@ pub struct Plan {
     /// The most urgent first; each demotion before the promotion that it makes
     /// room for.
     pub moves: Vec<Move>,
+    /// Page cache that gives way to them, as far as they come to it.
+    pub reclaims: Vec<Reclaim>,
     /// What goes to swap after them, the longest unused first.
     pub page_outs: Vec<PageOut>,
     /// Pages to watch in the next epoch, sorted by target and address.

@@ -70,6 +70,7 @@ mod tests {
                     now: Nanos(now),
                     idle: Nanos(idle),
                 }),
+                cache: None,
             })
             .collect()
     }

@@ -391,6 +391,8 @@ pub struct EngineSettings {
     pub headroom: f64,
     /// Bytes that all moves of one epoch may have together.
     pub move_bytes: Bytes,
+    /// Whether idle page cache makes room where nothing colder does.
+    pub page_cache: bool,
     /// What is paged out; `None`: nothing.
     pub page_out: Option<PageOutSettings>,
 }
@@ -402,6 +404,7 @@ impl Default for EngineSettings {
             policy: PolicySettings::default(),
             headroom: 0.02,
             move_bytes: Bytes(u64::MAX),
+            page_cache: true,
             page_out: None,
         }
     }

@@ -28,6 +28,7 @@ mod vm_integrity;
 mod vm_no_gain;
 mod vm_one_node;
 mod vm_overhead;
+mod vm_page_cache;
 mod vm_pageout;
 mod vm_promotion;
 mod vm_record;

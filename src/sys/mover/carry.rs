@@ -334,6 +334,9 @@ impl SysMover {
         {
             return Bytes::ZERO;
         }
+        if self.cache.give_back(to, wanted) {
+            turn.room.remove(&to);
+        }
         let known = turn.room.get(&to).copied();
         let room = match known {
             Some(room) if room.holds(wanted) => room,

@@ -17,7 +17,7 @@
 //! Two threads take both
 //! directions at once: promotions, for which there is room by now, and the demotions
 //! that make room for the next. Before each batch the destination must have room for it
-//! beyond its reserve. What was busy is tried once more at the end; what was refused is
+//! beyond its reserve; what page cache is to make of that it has given back by then ([`cache`]). What was busy is tried once more at the end; what was refused is
 //! remembered and left alone for longer each time. Pages that are shared with others than
 //! the target's own processes are not asked for, and so moved as soon as they are not.
 //!
@@ -26,6 +26,7 @@
 //! once. Nothing that happens to a page or a process is an error.
 
 mod batch;
+mod cache;
 mod carry;
 mod refused;
 mod room;
@@ -38,6 +39,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use self::batch::{Call, Item};
+use self::cache::Cache;
+pub(super) use self::cache::{is_there, try_page_cache};
 use self::carry::{Kind, Queue};
 use self::refused::{Held, Refused};
 use self::room::{Room, Rooms};
@@ -46,7 +49,7 @@ use super::clock::thread_cpu_time;
 use super::locate::{Locator, Mappers};
 use super::root::Root;
 use crate::ports::{Families, FolioPace, MoveLimits, PageMover, PortError};
-use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
+use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Reclaim};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
 /// Addresses looked through for one move at most, some 20 ms. Of a longer range it is
@@ -58,6 +61,7 @@ const LONGEST_WALK: Bytes = Bytes::from_mib(1024);
 pub struct SysMover {
     locator: Locator,
     rooms: Rooms,
+    cache: Cache,
     refused: Refused,
     /// Where a walk through a process for pages on a node goes on.
     walks: HashMap<(Pid, NodeId), VirtAddr>,
@@ -111,6 +115,7 @@ impl SysMover {
         Self {
             locator: Locator::new(root),
             rooms: Rooms::new(root),
+            cache: Cache::new(root),
             refused: Refused::default(),
             walks: HashMap::new(),
             small: Kind::small(),
@@ -291,7 +296,12 @@ impl PageMover for SysMover {
                 .collect(),
             elapsed: turn.start.elapsed().into(),
             longest_call: turn.longest.into(),
+            reclaimed: self.cache.end(),
         })
+    }
+
+    fn may_reclaim(&mut self, cache: &[Reclaim]) {
+        self.cache.begin(cache);
     }
 
     fn relate(&mut self, families: &Families) {

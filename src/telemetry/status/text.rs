@@ -76,6 +76,16 @@ impl Status {
                 nanos(tier.idle_latency_ns)
             )?;
         }
+        if self.page_cache.reclaimed_bytes > 0 {
+            let bytes = Bytes(self.page_cache.reclaimed_bytes);
+            writeln!(out, "page cache made room so far: {bytes}")?;
+        }
+        if self.page_cache.rests {
+            writeln!(
+                out,
+                "page cache makes no room for now: too much of it is read back"
+            )?;
+        }
         for target in &self.targets {
             target.write(out, cost.limit)?;
         }
@@ -284,6 +294,7 @@ own cost 0.0 % of a CPU (profiling 0.0 s, kdamonds 0.0 s, migration 0.0 s, other
 TIER             NODES              FREE      TOTAL    LATENCY       IDLE
 dram0            0             640.0 MiB    1.0 GiB     210 ns      95 ns
 cxl1             1              80.0 MiB    1.0 GiB          -          -
+page cache made room so far: 24.0 MiB
 
 db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed, 9 unknown)
   writes 60.0 MiB in an epoch

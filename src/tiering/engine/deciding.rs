@@ -3,8 +3,10 @@
 use super::survey::Survey;
 use super::{BLIND_EPOCHS, Engine, Told};
 use crate::tiering::observation::{NodeUsage, Observation, TargetId};
-use crate::tiering::plan::{Move, PageCounts, Reason};
+use crate::tiering::page_cache;
+use crate::tiering::plan::{Move, PageCounts, Reason, Reclaim};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
+use crate::tiering::pressure::Pressure;
 use crate::tiering::report::PauseReason;
 use crate::tiering::tier::TierView;
 use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
@@ -29,6 +31,16 @@ impl Engine {
         } else {
             None
         }
+    }
+
+    /// What the machine's nodes are like now, whoever the targets are.
+    pub(super) fn follow_nodes(&mut self, seen: &Observation) {
+        if self.settings.profiling.latency {
+            self.pressure.follow(&seen.nodes);
+        } else {
+            self.pressure = Pressure::default();
+        }
+        self.page_cache.follow(&seen.nodes, &seen.outcome.reclaimed);
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -65,6 +77,7 @@ impl Engine {
             targets,
             room: self.room(&seen.nodes),
             lacking: self.lacking(&seen.nodes),
+            cache: self.cache(&seen.nodes),
             loaded: self.pressure.loaded(),
             interval,
             rates: &self.rates,
@@ -122,6 +135,29 @@ impl Engine {
             }
         }
         room
+    }
+
+    /// Bytes of page cache that may make room on each node.
+    fn cache(&self, nodes: &[NodeUsage]) -> Vec<(NodeId, Bytes)> {
+        if !self.settings.page_cache {
+            return Vec::new();
+        }
+        let ranked = nodes.iter().filter_map(|usage| {
+            let tier = &self.tiers.tiers()[self.tiers.tier_of(usage.node)?.index()];
+            // Where a tier's capacity is given, what is free of that was counted as room already.
+            let may = tier.capacity.is_none();
+            may.then(|| (usage.node, self.page_cache.room(usage)))
+        });
+        ranked.filter(|(_, bytes)| !bytes.is_zero()).collect()
+    }
+
+    /// Page cache that gives way to these moves.
+    pub(super) fn reclaims(&self, seen: &Observation, moves: &[Move]) -> Vec<Reclaim> {
+        let cache = self.cache(&seen.nodes);
+        if cache.is_empty() {
+            return Vec::new();
+        }
+        page_cache::wanted(moves, &seen.nodes, &self.room(&seen.nodes), &cache)
     }
 
     /// Bytes of each node's headroom that allocations, or the kernel's reserve, have used

@@ -108,6 +108,8 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         sample_quota: ratios.told.iter().map(|t| t.quota).sum(),
         migration_elapsed: seen.outcome.elapsed,
         longest_call: seen.outcome.longest_call,
+        reclaimed: seen.outcome.reclaimed.clone(),
+        cache_rests: engine.settings.page_cache && engine.page_cache.rests(),
         paused,
     }
 }

@@ -55,6 +55,7 @@ pub(super) fn usage(free: [u64; 2]) -> Vec<NodeUsage> {
             free: Bytes::from_mib(free),
             reserve: Bytes::from_mib(10),
             latency: None,
+            cache: None,
         })
         .collect()
 }

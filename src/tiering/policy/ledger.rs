@@ -15,6 +15,11 @@ impl Ledger {
         Self(view.room.clone())
     }
 
+    /// Page cache that may make more room.
+    pub fn cache(view: &View<'_>) -> Self {
+        Self(view.cache.clone())
+    }
+
     /// Room on one node.
     pub fn on(&self, node: NodeId) -> Bytes {
         let mut entries = self.0.iter();

@@ -81,6 +81,9 @@ pub struct View<'a> {
     pub room: Vec<(NodeId, Bytes)>,
     /// Per node, each at most once: bytes of the headroom that are not free any more.
     pub lacking: Vec<(NodeId, Bytes)>,
+    /// Per node, each at most once: bytes of page cache that may make room there, where nothing
+    /// colder does ([`page_cache`](super::page_cache)).
+    pub cache: Vec<(NodeId, Bytes)>,
     /// Nodes that answer later than when idle, for the bandwidth that is asked of them, each
     /// once: how many times as late, more than 1 ([`pressure`](super::pressure)).
     pub loaded: Vec<(NodeId, f64)>,

@@ -3,13 +3,15 @@
 //! ([`headroom`]).
 //!
 //! **Order.** What gains most first. For each, the fastest rank where there is room or where
-//! something is worth less; what gives way goes one rank down, before it.
+//! something is worth less; what gives way goes one rank down, before it. Where nothing is, page cache
+//! that may makes room ([`page_cache`](crate::tiering::page_cache)).
 //!
 //! **Properties** (tests of [`adaptive`](super::adaptive)): no node is filled beyond its
 //! room; each demotion stands before its promotion; equals are never exchanged.
 
 mod brink;
 mod headroom;
+mod room;
 
 use std::collections::HashMap;
 
@@ -99,6 +101,8 @@ pub(super) struct Planner<'a, 'v> {
     brink: Brink,
     terms: Terms,
     free: Ledger,
+    /// What page cache may make room for beyond that.
+    cache: Ledger,
     pub(super) lists: Lists,
     cursors: Vec<Cursor>,
     /// Bytes of regions that leave a node already.
@@ -131,6 +135,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             brink: Brink::of(worth, steps),
             terms,
             free: Ledger::free(worth.view),
+            cache: Ledger::cache(worth.view),
             lists,
             cursors: Vec::new(),
             taken: HashMap::new(),
@@ -229,22 +234,13 @@ impl<'a, 'v> Planner<'a, 'v> {
             if !self.may_go(place, from, better.nodes[0]) {
                 continue;
             }
+            let mut no_victim = false;
             while !left.is_zero() && !self.terms.left.is_zero() {
-                let (to, victim) = if let Some((to, _)) = self.free.roomiest(better) {
-                    (to, None)
-                } else {
-                    // What gives way is moved, too.
-                    let want = left.min(Bytes(self.terms.left.0 / 2));
-                    match self.victim(better.nodes.as_slice(), place, worth, want) {
-                        Some((to, victim)) => (to, Some(victim)),
-                        None => break,
-                    }
+                let Some(room) = self.room_on(better, (place, worth), left, no_victim) else {
+                    break;
                 };
-                let bytes = match victim {
-                    Some(victim) => left.min(victim.bytes),
-                    None => left.min(self.free.on(to)).min(self.terms.left),
-                };
-                let bytes = bytes.min(self.bears(candidate, to));
+                let (to, victim) = (room.to, room.victim);
+                let bytes = left.min(room.bytes).min(self.bears(candidate, to));
                 if bytes.is_zero() {
                     break;
                 }
@@ -258,7 +254,14 @@ impl<'a, 'v> Planner<'a, 'v> {
                     }
                 });
                 match self.exchange((candidate, to, bytes), victim) {
+                    Exchange::Made if room.is_cache => self.cache.take(to, bytes),
                     Exchange::Made => {}
+                    Exchange::Loses | Exchange::CostsMore
+                        if victim.is_some() && self.cache.roomiest(better).is_some() =>
+                    {
+                        no_victim = true;
+                        continue;
+                    }
                     Exchange::Loses => break,
                     Exchange::CostsMore => return,
                 }

@@ -78,6 +78,7 @@ pub(super) struct Scene<'a> {
     /// Per node in MiB.
     pub(super) room: [u64; 4],
     pub(super) lacking: [u64; 4],
+    pub(super) cache: [u64; 4],
     pub(super) loaded: &'a [(NodeId, f64)],
     pub(super) load: f64,
     pub(super) done: Done,
@@ -91,6 +92,7 @@ impl<'a> Scene<'a> {
             regions,
             room,
             lacking: [0; 4],
+            cache: [0; 4],
             loaded: &[],
             load: 1.0,
             done: Done::default(),
@@ -133,6 +135,7 @@ pub(super) fn decide_beside(
             .collect(),
         room: each_node(scene.room),
         lacking: each_node(scene.lacking),
+        cache: each_node(scene.cache),
         loaded: scene.loaded.to_vec(),
         interval: Nanos::from_secs(10),
         rates: &rates,

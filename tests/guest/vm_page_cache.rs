@@ -1,0 +1,174 @@
+//! A fastest node that is full of what files left there takes promotions: what is idle of that makes
+//! room, the kernel reclaims nothing else for it, and what is read back ends it.
+//!
+// vm: topology=4tier timeout=300
+
+use std::fs;
+use std::process::Command;
+
+use hmkeeper::ports::Residency;
+use hmkeeper::sys::residency::SysResidency;
+use hmkeeper::sys::root::Root;
+use hmkeeper::tiering::observation::NodeUsage;
+use hmkeeper::units::{Bytes, NodeId};
+use serde_json::Value;
+
+use crate::common::{
+    Daemon, PATIENCE, Site, Workload, body, in_guest, output_of, percent, share, show,
+    until_hot_on, wait_for,
+};
+
+/// A quarter of it is hot.
+const BUFFER: Bytes = Bytes::from_mib(256);
+const HOT: Bytes = Bytes::from_mib(64);
+/// More than node 0 has.
+const FILE: Bytes = Bytes::from_mib(1024);
+
+/// A device that reads as zeros, for its page cache, until it is dropped.
+struct Disk(&'static str);
+
+impl Disk {
+    fn new() -> Self {
+        fs::write("/sys/block/zram0/disksize", FILE.0.to_string()).expect("the size of zram0");
+        Self("/dev/zram0")
+    }
+
+    /// Reads all of it on a CPU of node 0.
+    fn read(&self) {
+        let status = Command::new("taskset")
+            .args(["-c", "0", "dd", "bs=1M", "of=/dev/null", "status=none"])
+            .arg(format!("if={}", self.0))
+            .status();
+        assert!(status.expect("taskset and dd").success());
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Other tests may follow in this guest.
+        let _ = fs::write("/proc/sys/vm/drop_caches", "3");
+        let _ = fs::write("/sys/block/zram0/reset", "1");
+    }
+}
+
+fn usage() -> NodeUsage {
+    let nodes = SysResidency::new(&Root::host()).nodes();
+    let mut nodes = nodes.expect("the nodes' memory").into_iter();
+    nodes.find(|u| u.node == NodeId(0)).expect("node 0")
+}
+
+/// Pages that the kernel looked at to reclaim them by itself.
+fn scanned() -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").expect("/proc/vmstat");
+    let value = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key));
+        line.and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    value("pgscan_kswapd ") + value("pgscan_direct ")
+}
+
+fn reclaimed(daemon: &Daemon) -> f64 {
+    let name = "hmkeeper_page_cache_reclaimed_bytes_total";
+    daemon.metrics().sum(name, &[("node", "0")]).unwrap_or(0.0)
+}
+
+/// What `hmkeeper check` says of it.
+fn checked() -> String {
+    let output = output_of(&["check", "--json"]);
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
+        panic!("{e}: {}", show(&output));
+    });
+    let mut list = said["findings"].as_array().expect("findings").iter();
+    let one = list.find(|f| f["name"] == "page-cache");
+    let one = one.expect("of page cache");
+    one["state"].as_str().expect("a state").to_owned()
+}
+
+/// A program on the slowest node.
+fn start() -> Workload {
+    let mut workload = Workload::start(&[
+        "--pattern=hot",
+        "--hot=0.25",
+        "--stray=0",
+        "--chunks=4",
+        &format!("--bytes={}", BUFFER.0),
+        "--cpus=0",
+        "--start-node=3",
+        "--phases=1",
+        "--phase-seconds=100000",
+    ]);
+    workload.phase();
+    workload
+}
+
+#[test]
+fn what_files_left_makes_room_until_it_is_read_back() {
+    if !in_guest() {
+        return;
+    }
+    if !fs::exists("/sys/devices/system/node/node0/reclaim").expect("sysfs") {
+        assert_eq!(checked(), "missing");
+        println!("skipped: this kernel gives back no page cache of a node (Linux 6.17 does)");
+        return;
+    }
+    assert_eq!(checked(), "present");
+    let disk = Disk::new();
+    disk.read();
+    let full = usage();
+    let room = full.free.saturating_sub(full.reserve);
+    let cache = full.cache.expect("its page cache");
+    assert!(room.0 < HOT.0 / 4, "not full: {full:?}");
+    assert!(
+        cache.idle >= Bytes(3 * HOT.0),
+        "little of it is idle: {full:?}"
+    );
+
+    let workload = start();
+    let site = Site::new();
+    site.write_config(&body(workload.pid(), "[migration]\npage_cache = false"));
+    let mut daemon = site.start();
+    daemon.until_watching(workload.pid());
+    daemon.epochs(6);
+    let without = share(&workload.located(0), &[0]);
+    println!("without: {} of what is hot on node 0", percent(without));
+    assert!(without <= 0.25, "{}", percent(without));
+    assert!(reclaimed(&daemon) < 1.0);
+    daemon.stop();
+    drop(workload);
+
+    let mut workload = start();
+    let site = Site::new();
+    site.write_config(&body(workload.pid(), ""));
+    let mut daemon = site.start();
+    let before = scanned();
+    daemon.until_watching(workload.pid());
+    until_hot_on(&[0], &workload, &daemon);
+    // The last calls are told an epoch later.
+    let status = daemon.epochs(2);
+    let given = reclaimed(&daemon);
+    let by_itself = scanned() - before;
+    println!(
+        "{:.0} MiB of page cache made room for {HOT}; the kernel looked at {by_itself} pages by itself",
+        given / 1_048_576.0
+    );
+    assert!(given >= 0.7 * HOT.as_f64(), "{given}: {status:#}");
+    assert!(given <= 2.0 * HOT.as_f64(), "{given}: {status:#}");
+    let told = status["page_cache"]["reclaimed_bytes"].as_u64();
+    assert!(told.is_some_and(|told| told > 0), "{status:#}");
+    assert!(by_itself * 4096 <= HOT.0 / 4, "{by_itself} pages");
+    workload.assert_alive();
+
+    // With the program gone there is room for what made way: the kernel counts it as
+    // read back, and so do we.
+    workload.kill();
+    disk.read();
+    wait_for("page cache to be left alone", PATIENCE, || {
+        let rests = daemon.metrics().sum("hmkeeper_page_cache_rests", &[]);
+        if rests == Some(1.0) {
+            Ok(())
+        } else {
+            Err(format!("{:?}\n{:#}", usage(), daemon.status()))
+        }
+    });
+    daemon.stop();
+}
