@@ -3,7 +3,7 @@
 //!
 // vm: topology=4tier timeout=300
 
-use std::fs;
+use std::fs::{self, File};
 use std::process::Command;
 
 use hmkeeper::ports::Residency;
@@ -23,21 +23,24 @@ const BUFFER: Bytes = Bytes::from_mib(256);
 const HOT: Bytes = Bytes::from_mib(64);
 /// More than node 0 has.
 const FILE: Bytes = Bytes::from_mib(1024);
+const DEVICE: &str = "/dev/zram0";
 
-/// A device that reads as zeros, for its page cache, until it is dropped.
-struct Disk(&'static str);
+/// A device that reads as zeros, for its page cache, until it is dropped. Once nobody has it open any
+/// more its page cache is gone.
+struct Disk(Option<File>);
 
 impl Disk {
     fn new() -> Self {
         fs::write("/sys/block/zram0/disksize", FILE.0.to_string()).expect("the size of zram0");
-        Self("/dev/zram0")
+        Self(Some(File::open(DEVICE).expect("zram0")))
     }
 
     /// Reads all of it on a CPU of node 0.
     fn read(&self) {
+        assert!(self.0.is_some(), "it is open");
         let status = Command::new("taskset")
             .args(["-c", "0", "dd", "bs=1M", "of=/dev/null", "status=none"])
-            .arg(format!("if={}", self.0))
+            .arg(format!("if={DEVICE}"))
             .status();
         assert!(status.expect("taskset and dd").success());
     }
@@ -45,8 +48,8 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
+        self.0 = None;
         // Other tests may follow in this guest.
-        let _ = fs::write("/proc/sys/vm/drop_caches", "3");
         let _ = fs::write("/sys/block/zram0/reset", "1");
     }
 }

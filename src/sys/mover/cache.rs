@@ -25,13 +25,12 @@ pub(in crate::sys) fn is_there(root: &Root, node: NodeId) -> bool {
     file(root, node).exists() && has_memory_cgroups(root)
 }
 
-/// Whether the kernel has `CONFIG_MEMCG`, in use or not.
+/// Whether the kernel has `CONFIG_MEMCG`, in use or not: since Linux 6.14 `/proc/cgroups` names no
+/// controller that is of version 2 only.
 fn has_memory_cgroups(root: &Root) -> bool {
-    let cgroups = text::read(&root.proc("cgroups")).unwrap_or_default();
-    let mut names = cgroups
-        .lines()
-        .filter_map(|line| line.split_whitespace().next());
-    names.any(|name| name == "memory")
+    let read = |path: PathBuf| text::read(&path).unwrap_or_default();
+    let all = read(root.proc("cgroups")) + &read(root.sys("fs/cgroup/cgroup.controllers"));
+    all.split_whitespace().any(|word| word == "memory")
 }
 
 /// Asks for nothing. `Ok(Err)` says what this kernel lacks.
@@ -149,8 +148,13 @@ mod tests {
         let cgroups = "#subsys_name hierarchy num_cgroups enabled\ncpu 0 9 1\n";
         fs::write(dir.path().join("proc/cgroups"), cgroups).unwrap();
         assert!(!is_there(&root, NODE), "it would swap");
-        let cgroups = format!("{cgroups}memory 0 9 1\n");
+        let old = format!("{cgroups}memory 0 9 1\n");
+        fs::write(dir.path().join("proc/cgroups"), old).unwrap();
+        assert!(is_there(&root, NODE));
         fs::write(dir.path().join("proc/cgroups"), cgroups).unwrap();
+        let cgroup2 = dir.path().join("sys/fs/cgroup");
+        fs::create_dir_all(&cgroup2).unwrap();
+        fs::write(cgroup2.join("cgroup.controllers"), "cpu io memory pids\n").unwrap();
         assert!(is_there(&root, NODE));
 
         let mut cache = Cache::new(&root);
