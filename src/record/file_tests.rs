@@ -4,7 +4,9 @@ use crate::tiering::observation::{
     Sample, Seen, Share, TargetId, TargetKind, TargetMap,
 };
 use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Paging, Swap};
-use crate::tiering::plan::{Direction, Move, MoveOutcome, MoveResult, PageCounts, Reason, Reclaim};
+use crate::tiering::plan::{
+    Direction, Move, MoveOutcome, MoveResult, PageCounts, Reason, Reclaimed,
+};
 use crate::tiering::tier::{MemoryKind, Node, TierTable};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
@@ -116,9 +118,10 @@ pub(super) fn observation(at: u64) -> Observation {
         capacity: u64::MAX,
         outcome: MoveOutcome {
             results: vec![moved, back],
-            reclaimed: vec![Reclaim {
+            reclaimed: vec![Reclaimed {
                 node: NodeId(0),
-                bytes: Bytes(1 << 23),
+                asked: Bytes(1 << 23),
+                given: Bytes(1 << 22),
             }],
             ..MoveOutcome::default()
         },

@@ -129,6 +129,7 @@ fn of_zones(zoneinfo: &str) -> Vec<NodeUsage> {
     let mut nodes: BTreeMap<NodeId, Pages> = BTreeMap::new();
     let mut sum = &mut Pages::default();
     let (mut here, mut min, mut high, mut managed) = (0, 0, 0, 0);
+    let mut is_movable = false;
     for line in zoneinfo.lines() {
         if let Some(rest) = line.strip_prefix("Node ") {
             let number = rest.split(',').next().and_then(|n| n.trim().parse().ok());
@@ -136,6 +137,7 @@ fn of_zones(zoneinfo: &str) -> Vec<NodeUsage> {
                 sum = nodes.entry(NodeId(node)).or_default();
             }
             (here, min, high, managed) = (0, 0, 0, 0);
+            is_movable = rest.ends_with("Movable");
             continue;
         }
         // "        high     1234", never "high:" of the per-CPU lists.
@@ -162,10 +164,10 @@ fn of_zones(zoneinfo: &str) -> Vec<NodeUsage> {
             let protection = number(last.unwrap_or_default());
             sum.reserve += (high + protection).min(managed);
             sum.brink += here.saturating_sub(min + protection);
-        } else if let Some(idle) = value("nr_inactive_file") {
-            // This and what follows is of the whole node, and told in its first zone.
+        } else if let Some(idle) = value("nr_zone_inactive_file").filter(|_| !is_movable) {
             sum.inactive_files += idle;
         } else if let Some(pages) = value("nr_dirty").or_else(|| value("nr_writeback")) {
+            // This and what follows is of the whole node, and told in its first zone.
             sum.unwritten += pages;
         } else if let Some(refaults) = value("workingset_refault_file") {
             sum.refaults += refaults;
@@ -185,7 +187,8 @@ struct Pages {
     reserve: u64,
     /// Free above the least watermarks.
     brink: u64,
-    /// Page cache that nobody used lately, and of all page cache, dirty or being written.
+    /// Page cache that nobody used lately, but for the zone Movable, of which the kernel gives back
+    /// nothing when asked; and of all page cache, what is dirty or being written.
     inactive_files: u64,
     unwritten: u64,
     refaults: u64,
@@ -224,12 +227,13 @@ mod tests {
 Node 0, zone      DMA
   per-node stats
       nr_inactive_anon 1
-      nr_inactive_file 900
+      nr_inactive_file 1000
       nr_dirty     40
       nr_writeback 10
       workingset_refault_anon 5
       workingset_refault_file 77
   pages free     3840
+        nr_zone_inactive_file 100
         boost    0
         min      66
         high     98
@@ -249,9 +253,14 @@ Node 0, zone    DMA32
         protection: (0, 0, 4000, 4000)
 Node 0, zone   Normal
   pages free     2000
+        nr_zone_inactive_file 800
         min      800
         high     1000
         managed  100000
+        protection: (0, 0, 0, 0)
+Node 0, zone  Movable
+        nr_zone_inactive_file 100
+        managed  0
         protection: (0, 0, 0, 0)
 Node 10, zone   Normal
         high     5

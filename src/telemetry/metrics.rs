@@ -109,7 +109,7 @@ metrics! {
     CACHE_RECLAIMED = Counter "hmkeeper_page_cache_reclaimed_bytes_total" ["tier", "node"]
         "Idle page cache that made room for what was promoted.";
     CACHE_RESTS = Gauge "hmkeeper_page_cache_rests" []
-        "1 where page cache makes no room for now, since too much of it is read back.";
+        "1 where page cache makes no room for now: too much of it was read back, or the kernel gave back too little.";
     MOVER_THREADS = Gauge "hmkeeper_mover_threads" ["pages"]
         "Threads that move pages of this kind.";
     MOVER_CALL = Gauge "hmkeeper_mover_call_seconds" ["pages"]

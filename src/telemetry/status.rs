@@ -70,7 +70,7 @@ pub struct Status {
 pub struct CacheStatus {
     /// So much since the start.
     pub reclaimed_bytes: u64,
-    /// Whether it does not for now, since too much of it is read back.
+    /// Whether it does not for now: too much was read back, or too little given back.
     pub rests: bool,
 }
 

@@ -9,7 +9,7 @@ use crate::tiering::bounds::Shares;
 use crate::tiering::observation::{
     EpochCost, Exclusion, NodeUsage, ReadLatency, TargetId, TargetKind,
 };
-use crate::tiering::plan::{Direction, PageCounts, Reason, Reclaim};
+use crate::tiering::plan::{Direction, PageCounts, Reason, Reclaimed};
 use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, TargetReport};
 use crate::tiering::tier::{MemoryKind, Node, TierTable};
 use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
@@ -122,9 +122,10 @@ pub(crate) fn report(epoch: u64, targets: Vec<TargetReport>) -> EpochReport {
         sample_quota: 1000,
         migration_elapsed: Nanos::from_millis(250),
         longest_call: Nanos::from_millis(3),
-        reclaimed: vec![Reclaim {
+        reclaimed: vec![Reclaimed {
             node: NodeId(0),
-            bytes: Bytes::from_mib(24),
+            asked: Bytes::from_mib(32),
+            given: Bytes::from_mib(24),
         }],
         cache_rests: false,
         paused: vec![],

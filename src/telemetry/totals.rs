@@ -128,8 +128,8 @@ impl Totals {
         self.cpu.migration += report.cost.migration + report.cost.paging;
         self.cpu.other += report.cost.other;
         self.longest_call = self.longest_call.max(report.longest_call);
-        for reclaim in &report.reclaimed {
-            *self.reclaimed.entry(reclaim.node).or_default() += reclaim.bytes;
+        for reclaimed in &report.reclaimed {
+            *self.reclaimed.entry(reclaimed.node).or_default() += reclaimed.given;
         }
         for target in &report.targets {
             self.splits += target.splits;

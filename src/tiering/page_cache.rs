@@ -2,116 +2,155 @@
 //!
 //! **Unit.** Bytes; pages of 4 KiB that were read back.
 //!
-//! **Problem.** Files take whatever memory is free, first on the node of the CPU that reads them. Of a machine
-//! that has been up for a day the fastest node has none left: what a program allocates then goes to slower
-//! nodes, and where no target has cold memory on the fastest one nothing could ever be promoted.
+//! **Problem.** Files take whatever memory is free, first on the node of the CPU that reads them.
+//! Of a machine that has been up for a day the fastest node has none left: what a program allocates
+//! then goes to slower nodes, and where no target has cold memory on the fastest one nothing could
+//! ever be promoted.
 //!
-//! **Approach.** What the kernel itself would give up next, its idle and clean page cache, may make room where
-//! nothing colder of the targets does: up to a half of it with each plan. The mover has the kernel give it back
-//! ahead of the moves that need it. Whether that was a mistake shows: what is read back soon after it was given
-//! back the kernel counts as a refault. Where more than an eighth of it comes back, or the cache is fought for
-//! without us, it is left alone, twice as long each time.
+//! **Approach.** What the kernel itself would give up next, its idle and clean page cache, may make
+//! room where nothing colder of the targets does: up to a quarter of it with each plan. The mover has
+//! the kernel give it back when the moves have used up what needs none. Whether that was a mistake
+//! shows: what is read back soon after it was given back the kernel counts as a refault. Where more
+//! than an eighth of it comes back, or page cache is fought for without us, it is left alone for half a
+//! minute, and twice as long each time. So is a node of which the kernel gives back less than half of
+//! what it was asked for.
 //!
-//! **Source.** TPP (ASPLOS '23) for free memory on the fastest node by demotion before it is needed; ours takes
-//! page cache only, and only what a promotion is about to fill. Refaults as the measure of too much are
-//! those of Linux' own working set detection (`mm/workingset.c`).
+//! **Source.** TPP (ASPLOS '23) for free memory on the fastest node before it is needed; ours takes
+//! page cache only, and only what a promotion is about to fill. Refaults as the measure of too much
+//! are those of Linux' own working set detection (`mm/workingset.c`).
 //!
-//! **Properties** (tests below): no more than half of what is idle; nothing while it rests; what fits
-//! in free memory needs none.
+//! **Limits.** With MGLRU idle is what is in old generations, and what is read back to another node
+//! than it was on is no refault: then only a reader knows that it was slowed, once.
+//!
+//! **Properties** (tests below): no more than a quarter of what is idle; nothing while it rests; what
+//! fits in free memory needs none.
 
 use super::observation::NodeUsage;
-use super::plan::{Move, Reclaim};
-use crate::units::{Bytes, NodeId, PAGE_BYTES};
+use super::plan::{Move, Reason, Reclaim, Reclaimed};
+use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES};
 
-/// So much that is idle stays on each node, and one in so many bytes of the node.
+/// So much that is idle stays on each node, one in so many bytes of it, and no less than its reserve:
+/// with less than that the kernel would look for other memory.
 const KEPT: Bytes = Bytes::from_mib(16);
 const KEPT_PART: u64 = 64;
 /// One in so many bytes of the rest may go with one plan.
-const PART: u64 = 2;
-/// What gave way is remembered for some epochs, less with each.
-const FADES: f64 = 0.9;
-/// Share of that which may be read back in one epoch, and bytes that may be whatever gave way.
+const PART: u64 = 4;
+/// What gave way counts half after so long.
+const HALF_LIFE: Nanos = Nanos::from_secs(30);
+/// Share of it that may be read back in one epoch, and bytes per second that may be whatever gave way.
 const MAY_RETURN: f64 = 0.125;
-const STRAY: f64 = (4 << 20) as f64;
-/// Epochs that it rests, doubled so often at most; of so many that were quiet one takes a doubling back.
-const RESTS: u64 = 8;
-const DOUBLINGS: u8 = 6;
-const FORGIVEN: u64 = 32;
+const STRAY: f64 = (1 << 20) as f64;
+/// How long the first rest is and the longest; each is twice as long as the one before, unless that
+/// ended so long ago.
+const REST: Nanos = Nanos::from_secs(30);
+const LONGEST: Nanos = Nanos::from_secs(32 * 60);
+const FORGIVEN: Nanos = Nanos::from_secs(15 * 60);
 
 /// Whether page cache may make room. See the module.
 #[derive(Clone, Debug, Default)]
 pub struct PageCache {
+    at: Nanos,
     /// Bytes that gave way of late.
     given: f64,
     /// Refaults since boot, as last told.
     refaults: Option<u64>,
-    /// Epochs for which it is left alone yet, of so many.
-    rest: u64,
-    length: u64,
-    doublings: u8,
-    /// Epochs in a row in which little was read back.
-    quiet: u64,
+    /// Of all nodes, and of those that gave back too little.
+    rest: Rest,
+    nodes: Vec<(NodeId, Rest)>,
+}
+
+/// For how long something is left alone.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rest {
+    until: Nanos,
+    length: Nanos,
+}
+
+impl Rest {
+    fn is_on(self, at: Nanos) -> bool {
+        at < self.until
+    }
+
+    fn begin(&mut self, at: Nanos) {
+        if !self.is_on(at) {
+            self.length = if self.length == Nanos::ZERO || at >= self.until + FORGIVEN {
+                REST
+            } else {
+                Nanos(self.length.0 * 2).min(LONGEST)
+            };
+        }
+        self.until = at + self.length;
+    }
 }
 
 impl PageCache {
-    /// What the epoch that ends brought: `reclaimed` is what gave way in it.
-    pub fn follow(&mut self, nodes: &[NodeUsage], reclaimed: &[Reclaim]) {
+    /// What the epoch that ends `at` this time brought: `reclaimed` is what was asked for in it.
+    pub fn follow(&mut self, at: Nanos, nodes: &[NodeUsage], reclaimed: &[Reclaimed]) {
+        let elapsed = at.saturating_sub(self.at).as_secs_f64();
+        self.at = at;
         let told = nodes.iter().filter_map(|usage| usage.cache);
         // Wherever it was, it may be read back to another node.
         let now = told.map(|cache| cache.refaults).reduce(u64::saturating_add);
         let before = std::mem::replace(&mut self.refaults, now);
         let back = (now.zip(before)).map_or(0, |(now, before)| now.saturating_sub(before));
-        let given: Bytes = reclaimed.iter().map(|reclaim| reclaim.bytes).sum();
-        self.given = FADES * self.given + given.as_f64();
-        self.rest = self.rest.saturating_sub(1);
-        if back as f64 * PAGE_BYTES as f64 <= STRAY.max(MAY_RETURN * self.given) {
-            if self.rest == 0 {
-                self.quiet += 1;
-            }
-            if self.quiet == FORGIVEN {
-                self.quiet = 0;
-                self.doublings = self.doublings.saturating_sub(1);
-            }
-            return;
+        let given: Bytes = reclaimed.iter().map(|reclaimed| reclaimed.given).sum();
+        self.given *= 0.5_f64.powf(elapsed / HALF_LIFE.as_secs_f64());
+        self.given += given.as_f64();
+        let may = STRAY * elapsed + MAY_RETURN * self.given;
+        if back as f64 * PAGE_BYTES as f64 > may {
+            self.rest.begin(at);
         }
-        self.quiet = 0;
-        if self.rest == 0 {
-            self.length = RESTS << self.doublings;
-            self.doublings = DOUBLINGS.min(self.doublings + 1);
+        self.nodes
+            .retain(|(node, _)| nodes.iter().any(|usage| usage.node == *node));
+        for reclaimed in reclaimed {
+            if reclaimed.given < Bytes(reclaimed.asked.0 / 2) {
+                self.rest_of(reclaimed.node).begin(at);
+            }
         }
-        self.rest = self.length;
     }
 
-    /// Whether it is left alone, since too much was read back.
+    fn rest_of(&mut self, node: NodeId) -> &mut Rest {
+        let found = self.nodes.iter().position(|(n, _)| *n == node);
+        let at = found.unwrap_or_else(|| {
+            self.nodes.push((node, Rest::default()));
+            self.nodes.len() - 1
+        });
+        &mut self.nodes[at].1
+    }
+
+    /// Whether it is left alone, on any node: too much was read back, or too little given back.
     pub fn rests(&self) -> bool {
-        self.rest > 0
+        let mut all = self.nodes.iter().map(|(_, rest)| *rest);
+        self.rest.is_on(self.at) || all.any(|rest| rest.is_on(self.at))
     }
 
-    /// Bytes that may make room on a node now.
+    /// Bytes that may make room on a node now, beyond what it lacks of its reserve.
     pub fn room(&self, usage: &NodeUsage) -> Bytes {
-        match usage.cache {
-            Some(cache) if self.rest == 0 => {
-                let kept = KEPT.max(Bytes(usage.total.0 / KEPT_PART));
-                Bytes(cache.idle.saturating_sub(kept).0 / PART)
-            }
-            _ => Bytes::ZERO,
-        }
+        let mut rests = self.nodes.iter().filter(|(node, _)| *node == usage.node);
+        let rests = self.rest.is_on(self.at) || rests.any(|(_, rest)| rest.is_on(self.at));
+        let Some(cache) = usage.cache.filter(|_| !rests) else {
+            return Bytes::ZERO;
+        };
+        let kept = KEPT
+            .max(Bytes(usage.total.0 / KEPT_PART))
+            .max(usage.reserve);
+        Bytes(cache.idle.saturating_sub(kept).0 / PART).saturating_sub(lacks(usage))
     }
 }
 
-/// What has to give way for these moves: of each node what comes to it beyond what leaves it and its room, and
-/// what it lacks of its reserve, for the mover fills no node below that. Never more than may.
+/// What a node lacks of its reserve, below which the mover fills none.
+fn lacks(usage: &NodeUsage) -> Bytes {
+    usage.reserve.saturating_sub(usage.free)
+}
+
+/// What has to give way for these moves: of each node what comes to it beyond what makes place for
+/// it and its room, and what it lacks of its reserve. Never more than may.
 pub fn wanted(
     moves: &[Move],
     nodes: &[NodeUsage],
     room: &[(NodeId, Bytes)],
     cache: &[(NodeId, Bytes)],
 ) -> Vec<Reclaim> {
-    let of = |list: &[(NodeId, Bytes)], node: NodeId| {
-        let mut list = list.iter();
-        let found = list.find(|(n, _)| *n == node);
-        found.map_or(Bytes::ZERO, |(_, bytes)| *bytes)
-    };
     let sum = |is: &dyn Fn(&Move) -> bool| -> Bytes {
         let moves = moves.iter().filter(|m| is(m));
         moves.map(|m| m.limit).sum()
@@ -119,13 +158,16 @@ pub fn wanted(
     let may = cache.iter().filter(|(_, may)| !may.is_zero());
     may.filter_map(|&(node, may)| {
         let usage = nodes.iter().find(|usage| usage.node == node)?;
-        let comes = sum(&|m| m.to == node);
-        let short = comes
-            .saturating_sub(sum(&|m| m.from == node))
-            .saturating_sub(of(room, node));
-        let lacks = usage.reserve.saturating_sub(usage.free);
-        let bytes = (short + lacks).min(may);
-        (!short.is_zero()).then_some(Reclaim { node, bytes })
+        let free = room.iter().filter(|(n, _)| *n == node);
+        let free: Bytes = free.map(|(_, bytes)| *bytes).sum();
+        // What is given back to the headroom is no room.
+        let after = free + sum(&|m| m.from == node && m.reason != Reason::Headroom);
+        let short = sum(&|m| m.to == node).saturating_sub(after).min(may);
+        (!short.is_zero()).then(|| Reclaim {
+            node,
+            bytes: short + lacks(usage),
+            after,
+        })
     })
     .collect()
 }
@@ -134,7 +176,6 @@ pub fn wanted(
 mod tests {
     use super::*;
     use crate::tiering::observation::{CacheUsage, TargetId};
-    use crate::tiering::plan::Reason;
     use crate::units::{PageRange, Pid, VirtAddr};
 
     const NODE: NodeId = NodeId(0);
@@ -153,8 +194,11 @@ mod tests {
         }
     }
 
-    fn asked(mib: u64, from: u32, to: u32) -> Move {
-        let reason = if to == 0 { Reason::Hot } else { Reason::Room };
+    fn asked(mib: u64, reason: Reason) -> Move {
+        let (from, to) = match reason {
+            Reason::Hot => (2, 0),
+            _ => (0, 2),
+        };
         Move {
             target: TargetId(0),
             pid: Pid(1),
@@ -167,89 +211,130 @@ mod tests {
         }
     }
 
-    fn given(mib: u64) -> [Reclaim; 1] {
-        [Reclaim {
+    fn given(asked: u64, given: u64) -> [Reclaimed; 1] {
+        [Reclaimed {
             node: NODE,
-            bytes: Bytes::from_mib(mib),
+            asked: Bytes::from_mib(asked),
+            given: Bytes::from_mib(given),
         }]
     }
 
     #[test]
-    fn half_of_what_is_idle_may_give_way_but_for_a_little() {
+    fn a_quarter_of_what_is_idle_may_give_way_but_for_a_little() {
         let cache = PageCache::default();
-        assert_eq!(cache.room(&usage(0, 416, 0)), Bytes::from_mib(200));
-        assert_eq!(cache.room(&usage(0, 16, 0)), Bytes::ZERO);
+        let room = |usage: NodeUsage| cache.room(&usage);
+        assert_eq!(room(usage(10, 416, 0)), Bytes::from_mib(100));
+        assert_eq!(room(usage(10, 16, 0)), Bytes::ZERO);
+        // What is lacking of the reserve comes first.
+        assert_eq!(room(usage(4, 416, 0)), Bytes::from_mib(94));
+        let reserve = Bytes::from_mib(216);
+        let (free, usual) = (reserve, usage(0, 416, 0));
+        let much = NodeUsage {
+            free,
+            reserve,
+            ..usual
+        };
+        assert_eq!(room(much), Bytes::from_mib(50));
         let untold = NodeUsage {
             cache: None,
-            ..usage(0, 416, 0)
+            ..usual
         };
-        assert_eq!(cache.room(&untold), Bytes::ZERO);
+        assert_eq!(room(untold), Bytes::ZERO);
     }
 
     #[test]
-    fn what_is_needed_is_what_comes_beyond_what_leaves_and_is_free() {
-        let wanted = |moves: &[Move], free: u64, room: u64| {
+    fn what_is_needed_is_what_comes_beyond_what_makes_place_and_is_free() {
+        use Reason::{Headroom, Hot, Room};
+        let wanted = |moves: &[(u64, Reason)], free: u64, room: u64| {
+            let moves: Vec<Move> = moves.iter().map(|&(mib, why)| asked(mib, why)).collect();
             let room = [(NODE, Bytes::from_mib(room))];
             let may = [(NODE, Bytes::from_mib(100))];
-            let wanted = super::wanted(moves, &[usage(free, 500, 0)], &room, &may);
-            wanted.first().map_or(0, |reclaim| reclaim.bytes.0 >> 20)
+            let wanted = super::wanted(&moves, &[usage(free, 500, 0)], &room, &may);
+            let mib = |bytes: Bytes| bytes.0 >> 20;
+            wanted
+                .first()
+                .map_or((0, 0), |r| (mib(r.bytes), mib(r.after)))
         };
-        let (up, down) = (asked(40, 2, 0), asked(30, 0, 2));
-        assert_eq!(wanted(std::slice::from_ref(&up), 60, 50), 0);
-        assert_eq!(wanted(std::slice::from_ref(&up), 35, 25), 15);
-        assert_eq!(wanted(&[down.clone(), up.clone()], 10, 0), 10);
+        assert_eq!(wanted(&[(40, Hot)], 60, 50), (0, 0));
+        assert_eq!(wanted(&[(40, Hot)], 35, 25), (15, 25));
+        assert_eq!(wanted(&[(30, Room), (40, Hot)], 10, 0), (10, 30));
+        // Headroom is no room.
+        assert_eq!(wanted(&[(40, Hot), (30, Headroom)], 10, 0), (40, 0));
         // Below the reserve nothing would be let in.
-        assert_eq!(wanted(std::slice::from_ref(&up), 4, 0), 46);
-        assert_eq!(wanted(&[down], 4, 0), 0);
-        assert_eq!(wanted(&[up.clone(), up.clone(), up], 10, 0), 100);
+        assert_eq!(wanted(&[(40, Hot)], 4, 0), (46, 0));
+        assert_eq!(wanted(&[(30, Room)], 4, 0), (0, 0));
+        assert_eq!(wanted(&[(400, Hot)], 10, 0), (100, 0));
+    }
+
+    /// Seconds of rest that follow, an epoch of ten each; what is left of a minute after it.
+    fn rests(cache: &mut PageCache, at: &mut u64, refaults: u64) -> u64 {
+        let begin = *at;
+        while cache.rests() {
+            assert_eq!(cache.room(&usage(10, 416, refaults)), Bytes::ZERO);
+            *at += 10;
+            cache.follow(Nanos::from_secs(*at), &[usage(10, 416, refaults)], &[]);
+        }
+        *at - begin
     }
 
     #[test]
     fn what_is_read_back_is_left_alone_longer_each_time() {
         let mut cache = PageCache::default();
-        let mut refaults = 1_000_000;
-        cache.follow(&[usage(0, 400, refaults)], &[]);
+        let (mut at, mut refaults) = (10, 1_000_000);
+        let second = Nanos::from_secs;
+        cache.follow(second(at), &[usage(10, 416, refaults)], &[]);
         assert!(
             !cache.rests(),
             "what was read back before counts for nothing"
         );
         // An eighth of it may come back.
-        refaults += 10 * 256;
-        cache.follow(&[usage(0, 400, refaults)], &given(100));
+        at += 10;
+        refaults += 12 * 256;
+        cache.follow(second(at), &[usage(10, 416, refaults)], &given(100, 100));
         assert!(!cache.rests());
-        let mut rests = |quiet: u64| {
-            for _ in 0..quiet {
-                cache.follow(&[usage(0, 400, refaults)], &[]);
-                assert!(!cache.rests());
-            }
-            refaults += 40 * 256;
-            cache.follow(&[usage(0, 400, refaults)], &given(100));
-            let mut epochs = 0;
-            while cache.rests() {
-                assert_eq!(cache.room(&usage(0, 400, refaults)), Bytes::ZERO);
-                epochs += 1;
-                cache.follow(&[usage(0, 400, refaults)], &[]);
-            }
-            epochs
+        for want in [30, 60, 120] {
+            at += 10;
+            refaults += 60 * 256;
+            cache.follow(second(at), &[usage(10, 416, refaults)], &given(100, 100));
+            assert_eq!(rests(&mut cache, &mut at, refaults), want);
+        }
+        at += 2000;
+        refaults += 3000 * 256;
+        cache.follow(second(at), &[usage(10, 416, refaults)], &[]);
+        assert_eq!(
+            rests(&mut cache, &mut at, refaults),
+            30,
+            "that was long ago"
+        );
+    }
+
+    #[test]
+    fn a_node_that_gives_back_little_is_left_alone_and_others_are_not() {
+        let mut cache = PageCache::default();
+        let mut at = 10;
+        cache.follow(Nanos::from_secs(at), &[usage(10, 416, 0)], &given(8, 4));
+        assert!(!cache.rests());
+        cache.follow(Nanos::from_secs(at), &[usage(10, 416, 0)], &given(8, 3));
+        let other = NodeUsage {
+            node: NodeId(1),
+            ..usage(10, 416, 0)
         };
-        assert_eq!(rests(0), 8);
-        assert_eq!(rests(0), 16);
-        assert_eq!(rests(0), 32);
-        assert_eq!(rests(40), 32, "one doubling is forgiven");
+        assert_eq!(cache.room(&other), Bytes::from_mib(100));
+        assert_eq!(rests(&mut cache, &mut at, 0), 30);
+        cache.follow(Nanos::from_secs(at), &[usage(10, 416, 0)], &given(8, 0));
+        assert_eq!(rests(&mut cache, &mut at, 0), 60);
     }
 
     #[test]
     fn where_files_fight_for_it_anyway_nothing_is_taken() {
         let mut cache = PageCache::default();
+        // Two megabytes a second.
         for epoch in 0..50 {
-            cache.follow(&[usage(0, 400, 4096 * epoch)], &[]);
+            let usage = usage(10, 416, 5120 * epoch);
+            cache.follow(Nanos::from_secs(10 * epoch), &[usage], &[]);
             assert_eq!(cache.rests(), epoch > 0);
         }
-        // Quiet again, it is tried after a while.
-        let quiet = (0..).take_while(|_| {
-            cache.follow(&[usage(0, 400, 4096 * 49)], &[]);
-            cache.rests()
-        });
-        assert!(quiet.count() < 9);
+        let mut at = 490;
+        assert_eq!(rests(&mut cache, &mut at, 5120 * 49), 30);
     }
 }

@@ -170,8 +170,8 @@ pub struct MoveOutcome {
     pub elapsed: Nanos,
     /// The longest single system call, the bound of any stall that we caused.
     pub longest_call: Nanos,
-    /// Page cache that gave way, each node once.
-    pub reclaimed: Vec<Reclaim>,
+    /// Page cache that was to give way, each node once.
+    pub reclaimed: Vec<Reclaimed>,
 }
 
 /// What became of all moves of one range from one node.
@@ -271,6 +271,19 @@ pub struct Reclaim {
     pub node: NodeId,
     /// So much of it.
     pub bytes: Bytes,
+    /// What comes to the node before that needs none.
+    pub after: Bytes,
+}
+
+/// Page cache of a node that the kernel was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reclaimed {
+    /// Where.
+    pub node: NodeId,
+    /// So much.
+    pub asked: Bytes,
+    /// What it gave back, of this and of what else it keeps of files.
+    pub given: Bytes,
 }
 
 /// A range whose residency the engine wants counted.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::bounds::Shares;
 use super::observation::{EpochCost, Exclusion, NodeUsage, TargetId, TargetKind};
 use super::pageout::PagingRest;
-use super::plan::{Direction, PageCounts, Reason, Reclaim};
+use super::plan::{Direction, PageCounts, Reason, Reclaimed};
 use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
 
 /// Why nothing is moved although a plan could be made.
@@ -183,9 +183,9 @@ pub struct EpochReport {
     pub migration_elapsed: Nanos,
     /// The longest system call among them.
     pub longest_call: Nanos,
-    /// Page cache that gave way to them.
-    pub reclaimed: Vec<Reclaim>,
-    /// Whether no more of it does for now, since too much of it is read back.
+    /// Page cache that was to give way to them.
+    pub reclaimed: Vec<Reclaimed>,
+    /// Whether no more of it does for now, since too much is read back or too little given back.
     pub cache_rests: bool,
     /// Why nothing was planned for anybody, if so.
     pub paused: Vec<PauseReason>,

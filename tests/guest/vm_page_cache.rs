@@ -21,8 +21,9 @@ use crate::common::{
 /// A quarter of it is hot.
 const BUFFER: Bytes = Bytes::from_mib(256);
 const HOT: Bytes = Bytes::from_mib(64);
-/// More than node 0 has.
-const FILE: Bytes = Bytes::from_mib(1024);
+/// More than node 0 has; so much of its room is left free.
+const DEVICE_BYTES: Bytes = Bytes::from_mib(1024);
+const LEFT: Bytes = Bytes::from_mib(8);
 const DEVICE: &str = "/dev/zram0";
 
 /// A device that reads as zeros, for its page cache, until it is dropped. Once nobody has it open any
@@ -31,16 +32,18 @@ struct Disk(Option<File>);
 
 impl Disk {
     fn new() -> Self {
-        fs::write("/sys/block/zram0/disksize", FILE.0.to_string()).expect("the size of zram0");
+        let bytes = DEVICE_BYTES.0.to_string();
+        fs::write("/sys/block/zram0/disksize", bytes).expect("the size of zram0");
         Self(Some(File::open(DEVICE).expect("zram0")))
     }
 
-    /// Reads all of it on a CPU of node 0.
-    fn read(&self) {
+    /// Reads so much of it, from its beginning, on a CPU of node 0.
+    fn read(&self, bytes: Bytes) {
         assert!(self.0.is_some(), "it is open");
         let status = Command::new("taskset")
             .args(["-c", "0", "dd", "bs=1M", "of=/dev/null", "status=none"])
             .arg(format!("if={DEVICE}"))
+            .arg(format!("count={}", bytes.0 >> 20))
             .status();
         assert!(status.expect("taskset and dd").success());
     }
@@ -60,14 +63,17 @@ fn usage() -> NodeUsage {
     nodes.find(|u| u.node == NodeId(0)).expect("node 0")
 }
 
+fn vmstat(key: &str) -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").expect("/proc/vmstat");
+    let mut lines = text.lines();
+    let line = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+    line.and_then(|n| n.parse().ok())
+        .unwrap_or_else(|| panic!("no {key}"))
+}
+
 /// Pages that the kernel looked at to reclaim them by itself.
 fn scanned() -> u64 {
-    let text = fs::read_to_string("/proc/vmstat").expect("/proc/vmstat");
-    let value = |key: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(key));
-        line.and_then(|n| n.trim().parse::<u64>().ok()).unwrap_or(0)
-    };
-    value("pgscan_kswapd ") + value("pgscan_direct ")
+    vmstat("pgscan_kswapd") + vmstat("pgscan_direct")
 }
 
 fn reclaimed(daemon: &Daemon) -> f64 {
@@ -115,12 +121,18 @@ fn what_files_left_makes_room_until_it_is_read_back() {
         return;
     }
     assert_eq!(checked(), "present");
+    // What earlier tests have read.
+    fs::write("/proc/sys/vm/drop_caches", "3").expect("giving caches back");
+    let (empty, before) = (usage(), scanned());
+    let room = empty.free.saturating_sub(empty.reserve);
+    let file = room.saturating_sub(LEFT);
     let disk = Disk::new();
-    disk.read();
+    disk.read(file);
     let full = usage();
     let room = full.free.saturating_sub(full.reserve);
     let cache = full.cache.expect("its page cache");
     assert!(room.0 < HOT.0 / 4, "not full: {full:?}");
+    assert_eq!(scanned(), before, "and nothing has left");
     assert!(
         cache.idle >= Bytes(3 * HOT.0),
         "little of it is idle: {full:?}"
@@ -164,7 +176,11 @@ fn what_files_left_makes_room_until_it_is_read_back() {
     // With the program gone there is room for what made way: the kernel counts it as
     // read back, and so do we.
     workload.kill();
-    disk.read();
+    let refaults = vmstat("workingset_refault_file");
+    disk.read(file);
+    let back = Bytes::from_pages(vmstat("workingset_refault_file") - refaults);
+    println!("{back} of it were read back");
+    assert!(back >= Bytes(HOT.0 / 2), "{back} of it were read back");
     wait_for("page cache to be left alone", PATIENCE, || {
         let rests = daemon.metrics().sum("hmkeeper_page_cache_rests", &[]);
         if rests == Some(1.0) {

@@ -1,32 +1,35 @@
-//! Page cache that makes room: `/sys/devices/system/node/nodeN/reclaim` (Linux 6.17), which takes a number of bytes
-//! and a swappiness. With 0 of that the kernel takes files only, and of these what was
-//! idle longest first; dirty pages it begins to write, and takes others.
+//! Page cache that makes room: `/sys/devices/system/node/nodeN/reclaim` (Linux 6.17), which takes a number
+//! of bytes and a swappiness. With 0 of that the kernel takes files only, and of these what was idle
+//! longest first; dirty pages it begins to write, and takes others. With each pass it also has those who
+//! keep what is known of files (inodes, names) give back a part of that, which counts. Where demotion
+//! is on (`/sys/kernel/mm/numa/demotion_enabled`) files go to a slower node instead.
 //!
-//! What the kernel's source says beyond its documentation (6.18, `user_proactive_reclaim`): it goes on until all of it was
-//! given back or sixteen passes in a row found nothing (`EAGAIN`: some may have been); one caller at a time and node
-//! (`EBUSY`); a signal ends it (`EINTR`). Without `CONFIG_MEMCG` it ignores the swappiness (fixed in
-//! 2026), so that it would swap: [`is_there`] says no then.
+//! What its source says beyond the documentation (6.18, `user_proactive_reclaim`): it goes on until all
+//! of it was given back, or for some passes that find nothing (`EAGAIN`: some may have been); one
+//! caller at a time and node (`EBUSY`); only a signal ends it before (`EINTR`). Of the zone Movable it
+//! takes nothing. Without `CONFIG_MEMCG` it ignores the swappiness (fixed in 2026), so that it would
+//! swap: [`is_there`] says no then.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 use super::super::residency;
 use super::super::root::Root;
 use super::super::text;
-use crate::tiering::plan::Reclaim;
+use crate::tiering::plan::{Reclaim, Reclaimed};
 use crate::units::{Bytes, NodeId};
 
-/// Asked for at once at least: some milliseconds, beside which reading what is free is little.
+/// Asked for at once: some milliseconds, and nobody can end it before.
 const CHUNK: Bytes = Bytes::from_mib(8);
 
-/// Whether the kernel can be asked for page cache of a node, without swapping anything.
+/// Whether we may ask the kernel for page cache of a node, without swapping anything.
 pub(in crate::sys) fn is_there(root: &Root, node: NodeId) -> bool {
-    file(root, node).exists() && has_memory_cgroups(root)
+    open(root, node).is_ok() && has_memory_cgroups(root)
 }
 
-/// Whether the kernel has `CONFIG_MEMCG`, in use or not: since Linux 6.14 `/proc/cgroups` names no
-/// controller that is of version 2 only.
+/// Whether the kernel has memory cgroups: since Linux 6.14 `/proc/cgroups` names no controller that is
+/// of version 2 only.
 fn has_memory_cgroups(root: &Root) -> bool {
     let read = |path: PathBuf| text::read(&path).unwrap_or_default();
     let all = read(root.proc("cgroups")) + &read(root.sys("fs/cgroup/cgroup.controllers"));
@@ -41,90 +44,107 @@ pub(in crate::sys) fn try_page_cache(root: &Root, node: i32) -> io::Result<Resul
     let node = NodeId(u32::try_from(node).unwrap_or_default());
     ask(root, node, Bytes::ZERO)?;
     Ok(if has_memory_cgroups(root) {
-        Ok(format!("may make room on node {node}, and on others"))
+        Ok(format!("node {node} can be asked for it"))
     } else {
         Err("the kernel, without CONFIG_MEMCG, would swap as well".into())
     })
 }
 
-fn file(root: &Root, node: NodeId) -> PathBuf {
-    root.sys(format!("devices/system/node/node{node}/reclaim"))
+fn open(root: &Root, node: NodeId) -> io::Result<File> {
+    let path = root.sys(format!("devices/system/node/node{node}/reclaim"));
+    OpenOptions::new().write(true).open(path)
 }
 
 fn ask(root: &Root, node: NodeId, bytes: Bytes) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).open(file(root, node))?;
     // In one call: each is a request of its own.
     let request = format!("{} swappiness=0", bytes.0);
-    file.write(request.as_bytes()).map(|_| ())
+    open(root, node)?.write(request.as_bytes()).map(|_| ())
 }
 
-/// What page cache still has to give, and what it gave.
+/// What page cache still has to give in this turn, and what it gave.
 #[derive(Debug)]
 pub(super) struct Cache {
     root: Root,
-    left: Vec<Reclaim>,
-    given: Vec<Reclaim>,
-    /// Not ours to ask: said once.
-    is_forbidden: bool,
+    nodes: Vec<OfNode>,
+}
+
+#[derive(Debug)]
+struct OfNode {
+    wanted: Reclaim,
+    /// Of that, not asked for yet.
+    left: Bytes,
+    /// What was moved there in this turn.
+    came: Bytes,
+    done: Reclaimed,
 }
 
 impl Cache {
     pub(super) fn new(root: &Root) -> Self {
         Self {
             root: root.clone(),
-            left: Vec::new(),
-            given: Vec::new(),
-            is_forbidden: false,
+            nodes: Vec::new(),
         }
     }
 
     /// So much may be asked for until the end of the turn.
-    pub(super) fn begin(&mut self, may: &[Reclaim]) {
-        self.left = may.to_vec();
-    }
-
-    /// What was given back in this turn.
-    pub(super) fn end(&mut self) -> Vec<Reclaim> {
-        self.left.clear();
-        std::mem::take(&mut self.given)
-    }
-
-    /// Has some given back ahead of so much that goes to this node; `false` where nothing is left to ask for.
-    pub(super) fn give_back(&mut self, to: NodeId, wanted: Bytes) -> bool {
-        let mut left = self.left.iter_mut().filter(|left| left.node == to);
-        let Some(left) = left.find(|left| !left.bytes.is_zero()) else {
-            return false;
+    pub(super) fn begin(&mut self, wanted: &[Reclaim]) {
+        let of_node = |&wanted: &Reclaim| OfNode {
+            wanted,
+            left: wanted.bytes,
+            came: Bytes::ZERO,
+            done: Reclaimed {
+                node: wanted.node,
+                asked: Bytes::ZERO,
+                given: Bytes::ZERO,
+            },
         };
-        let bytes = left.bytes.min(wanted.max(CHUNK));
-        left.bytes = left.bytes.saturating_sub(bytes);
-        if self.is_forbidden {
-            return false;
+        self.nodes = wanted.iter().map(of_node).collect();
+    }
+
+    /// What was asked for and given back in this turn.
+    pub(super) fn end(&mut self) -> Vec<Reclaimed> {
+        let all = self.nodes.drain(..).map(|of| of.done);
+        all.filter(|done| !done.asked.is_zero()).collect()
+    }
+
+    /// So much was moved to a node.
+    pub(super) fn came(&mut self, to: NodeId, bytes: Bytes) {
+        if let Some(of) = self.nodes.iter_mut().find(|of| of.wanted.node == to) {
+            of.came += bytes;
         }
-        let free = |root: &Root| residency::usage_of(root, to).map(|usage| usage.free);
+    }
+
+    /// Whether some has to be given back, and may be asked for, before so much goes to a node that has
+    /// this room: not as long as what needs none is not used up, nor while what was given is not.
+    pub(super) fn is_short(&self, to: NodeId, wanted: Bytes, room: Bytes) -> bool {
+        let mut nodes = self.nodes.iter();
+        let found = nodes.find(|of| of.wanted.node == to && !of.left.is_zero());
+        found.is_some_and(|of| room < wanted || of.came + wanted > of.wanted.after + of.done.given)
+    }
+
+    /// Has some of it given back. What the kernel does not give at once it is not asked for again in
+    /// this turn: it has gone through all that it keeps of files, and more than once.
+    pub(super) fn give_back(&mut self, to: NodeId) {
+        let Some(of) = self.nodes.iter_mut().find(|of| of.wanted.node == to) else {
+            return;
+        };
+        let bytes = of.left.min(CHUNK);
+        let free = |root: &Root| residency::of_meminfo(root, to).map(|usage| usage.free);
         let before = free(&self.root);
-        match ask(&self.root, to, bytes) {
-            Ok(()) => self.count(to, bytes),
+        let done = ask(&self.root, to, bytes);
+        of.left = of.left.saturating_sub(bytes);
+        of.done.asked += bytes;
+        of.done.given += match done {
+            Ok(()) => bytes,
             Err(error) => {
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
-                ) {
-                    tracing::warn!(node = %to, %error, "page cache makes no room: the kernel lets nobody ask for it here");
-                    self.is_forbidden = true;
-                }
-                if let (Ok(before), Ok(after)) = (before, free(&self.root)) {
-                    self.count(to, after.saturating_sub(before).min(bytes));
+                tracing::debug!(node = %to, %error, "page cache makes less room than it was to");
+                of.left = Bytes::ZERO;
+                match (before, free(&self.root)) {
+                    (Ok(before), Ok(after)) => after.saturating_sub(before).min(bytes),
+                    _ => Bytes::ZERO,
                 }
             }
-        }
-        true
-    }
-
-    fn count(&mut self, node: NodeId, bytes: Bytes) {
-        match self.given.iter_mut().find(|given| given.node == node) {
-            Some(given) => given.bytes += bytes,
-            None => self.given.push(Reclaim { node, bytes }),
-        }
+        };
     }
 }
 
@@ -136,46 +156,115 @@ mod tests {
 
     const NODE: NodeId = NodeId(2);
 
-    #[test]
-    fn what_may_is_asked_for_piece_by_piece_and_no_more() {
-        let dir = tempfile::tempdir().unwrap();
-        let node = dir.path().join("sys/devices/system/node/node2");
-        fs::create_dir_all(&node).unwrap();
-        fs::create_dir_all(dir.path().join("proc")).unwrap();
-        let root = Root::at(dir.path());
-        assert!(!is_there(&root, NODE));
-        fs::write(node.join("reclaim"), "").unwrap();
-        let cgroups = "#subsys_name hierarchy num_cgroups enabled\ncpu 0 9 1\n";
-        fs::write(dir.path().join("proc/cgroups"), cgroups).unwrap();
-        assert!(!is_there(&root, NODE), "it would swap");
-        let old = format!("{cgroups}memory 0 9 1\n");
-        fs::write(dir.path().join("proc/cgroups"), old).unwrap();
-        assert!(is_there(&root, NODE));
-        fs::write(dir.path().join("proc/cgroups"), cgroups).unwrap();
-        let cgroup2 = dir.path().join("sys/fs/cgroup");
-        fs::create_dir_all(&cgroup2).unwrap();
-        fs::write(cgroup2.join("cgroup.controllers"), "cpu io memory pids\n").unwrap();
-        assert!(is_there(&root, NODE));
+    fn mib(mib: u64) -> Bytes {
+        Bytes::from_mib(mib)
+    }
 
-        let mut cache = Cache::new(&root);
-        let asked = || fs::read_to_string(node.join("reclaim")).unwrap();
-        let may = |mib| Reclaim {
+    fn wanted(bytes: u64, after: u64) -> Reclaim {
+        Reclaim {
             node: NODE,
-            bytes: Bytes::from_mib(mib),
-        };
-        cache.begin(&[may(40)]);
-        assert!(!cache.give_back(NodeId(1), Bytes::from_mib(1)));
-        assert!(cache.give_back(NODE, Bytes::from_mib(1)));
-        assert_eq!(asked(), "8388608 swappiness=0");
-        assert!(cache.give_back(NODE, Bytes::from_mib(30)));
-        assert!(cache.give_back(NODE, Bytes::from_mib(30)));
-        assert!(asked().starts_with("2097152 swappiness=0"));
-        assert!(!cache.give_back(NODE, Bytes::from_mib(1)));
-        assert_eq!(cache.end(), [may(40)]);
+            bytes: mib(bytes),
+            after: mib(after),
+        }
+    }
+
+    fn done(asked: u64, given: u64) -> Reclaimed {
+        Reclaimed {
+            node: NODE,
+            asked: mib(asked),
+            given: mib(given),
+        }
+    }
+
+    struct Host {
+        dir: tempfile::TempDir,
+        root: Root,
+    }
+
+    impl Host {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let root = Root::at(dir.path());
+            let host = Self { dir, root };
+            host.write("sys/devices/system/node/node2/reclaim", "");
+            host
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = self.dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn asked(&self) -> String {
+            let path = "sys/devices/system/node/node2/reclaim";
+            fs::read_to_string(self.dir.path().join(path)).unwrap()
+        }
+    }
+
+    #[test]
+    fn it_is_there_where_nothing_would_be_swapped_for_it() {
+        let host = Host::new();
+        assert!(!is_there(&host.root, NODE));
+        let cgroups = "#subsys_name hierarchy num_cgroups enabled\ncpu 0 9 1\n";
+        host.write("proc/cgroups", cgroups);
+        assert!(!is_there(&host.root, NODE));
+        host.write("proc/cgroups", &format!("{cgroups}memory 0 9 1\n"));
+        assert!(is_there(&host.root, NODE));
+        host.write("proc/cgroups", cgroups);
+        host.write("sys/fs/cgroup/cgroup.controllers", "cpu io memory pids\n");
+        assert!(is_there(&host.root, NODE));
+        assert!(!is_there(&host.root, NodeId(0)));
+    }
+
+    #[test]
+    fn it_is_asked_for_piece_by_piece_as_moves_need_it() {
+        let host = Host::new();
+        let mut cache = Cache::new(&host.root);
+        let plenty = mib(1000);
+        cache.begin(&[wanted(20, 10)]);
+        assert!(!cache.is_short(NodeId(1), mib(1), Bytes::ZERO), "not there");
+        assert!(!cache.is_short(NODE, mib(10), plenty), "that needs none");
+        assert!(cache.is_short(NODE, mib(10), mib(9)), "others took it");
+        cache.came(NODE, mib(10));
+        assert!(cache.is_short(NODE, mib(4), plenty));
+        cache.give_back(NODE);
+        assert!(host.asked().starts_with("8388608 swappiness=0"));
+        assert!(!cache.is_short(NODE, mib(8), plenty));
+        cache.came(NODE, mib(8));
+        assert!(cache.is_short(NODE, mib(4), plenty));
+        cache.give_back(NODE);
+        assert!(cache.is_short(NODE, mib(9), plenty));
+        cache.give_back(NODE);
+        assert!(host.asked().starts_with("4194304 swappiness=0"));
+        assert!(!cache.is_short(NODE, mib(100), Bytes::ZERO), "that was all");
+        assert_eq!(cache.end(), [done(20, 20)]);
         assert_eq!(cache.end(), []);
-        cache.begin(&[may(8)]);
-        fs::remove_file(node.join("reclaim")).unwrap();
-        cache.give_back(NODE, Bytes::from_mib(8));
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_give_is_not_asked_for_again() {
+        let host = Host::new();
+        let meminfo = |mib: u64| {
+            let kib = mib * 1024;
+            let text = format!("Node 2 MemTotal: 99999999 kB\nNode 2 MemFree: {kib} kB\n");
+            host.write("sys/devices/system/node/node2/meminfo", &text);
+        };
+        meminfo(50);
+        fs::remove_file(
+            host.dir
+                .path()
+                .join("sys/devices/system/node/node2/reclaim"),
+        )
+        .unwrap();
+        let mut cache = Cache::new(&host.root);
+        cache.begin(&[wanted(40, 0)]);
+        assert!(cache.is_short(NODE, mib(8), Bytes::ZERO));
+        cache.give_back(NODE);
+        assert!(!cache.is_short(NODE, mib(8), Bytes::ZERO));
+        assert_eq!(cache.end(), [done(8, 0)]);
+        // Nothing of it was needed.
+        cache.begin(&[wanted(40, 0)]);
         assert_eq!(cache.end(), []);
     }
 }

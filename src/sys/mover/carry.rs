@@ -213,13 +213,13 @@ impl SysMover {
                 .map(|part| bytes(&queues[part.queue].items[part.start..part.end]))
                 .sum();
             let wanted = &queue.rest()[..shares[at].min(queue.rest().len())];
-            let room = self.room_for(queue.pid, queue.to, reserved + bytes(wanted), turn);
             // A slow rate is kept by small batches too, of a folio at least.
             let slice = turn.limits.rate.over(RATE_SLICE);
             let slice = slice.max(Bytes::from_pages(wanted[0].pages));
-            let most = (room.saturating_sub(reserved))
-                .min(turn.bytes_left().saturating_sub(taken))
-                .min(slice.saturating_sub(taken));
+            let limit = turn.bytes_left().min(slice).saturating_sub(taken);
+            let asked = reserved + bytes(wanted).min(limit);
+            let room = self.room_for(queue.pid, queue.to, asked, turn);
+            let most = room.saturating_sub(reserved).min(limit);
             let count = fitting(wanted, most);
             if count == 0 {
                 // Else what is under way is in its way, and may yet fail.
@@ -307,6 +307,7 @@ impl SysMover {
             }
         }
         turn.moved += moved;
+        self.cache.came(to, moved);
         if let Some(room) = turn.room.get_mut(&to) {
             room.left = room.left.saturating_sub(moved);
         }
@@ -334,16 +335,19 @@ impl SysMover {
         {
             return Bytes::ZERO;
         }
-        if self.cache.give_back(to, wanted) {
-            turn.room.remove(&to);
+        let mut known = turn.room.get(&to).copied();
+        loop {
+            let room = match known {
+                Some(room) if room.holds(wanted) => room,
+                _ => self.rooms.read(to, wanted, known),
+            };
+            if turn.is_over() || !self.cache.is_short(to, wanted, room.left) {
+                turn.room.insert(to, room);
+                return room.left;
+            }
+            self.cache.give_back(to);
+            known = None;
         }
-        let known = turn.room.get(&to).copied();
-        let room = match known {
-            Some(room) if room.holds(wanted) => room,
-            _ => self.rooms.read(to, wanted, known),
-        };
-        turn.room.insert(to, room);
-        room.left
     }
 }
 

@@ -17,7 +17,8 @@
 //! Two threads take both
 //! directions at once: promotions, for which there is room by now, and the demotions
 //! that make room for the next. Before each batch the destination must have room for it
-//! beyond its reserve; what page cache is to make of that it has given back by then ([`cache`]). What was busy is tried once more at the end; what was refused is
+//! beyond its reserve. What page cache has to make of that the kernel is asked for when the rest is used
+//! up ([`cache`]). What was busy is tried once more at the end; what was refused is
 //! remembered and left alone for longer each time. Pages that are shared with others than
 //! the target's own processes are not asked for, and so moved as soon as they are not.
 //!

@@ -83,7 +83,7 @@ impl Status {
         if self.page_cache.rests {
             writeln!(
                 out,
-                "page cache makes no room for now: too much of it is read back"
+                "page cache makes no room for now: files are read back, or the kernel gives little"
             )?;
         }
         for target in &self.targets {

@@ -40,7 +40,8 @@ impl Engine {
         } else {
             self.pressure = Pressure::default();
         }
-        self.page_cache.follow(&seen.nodes, &seen.outcome.reclaimed);
+        self.page_cache
+            .follow(seen.at, &seen.nodes, &seen.outcome.reclaimed);
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -142,13 +143,24 @@ impl Engine {
         if !self.settings.page_cache {
             return Vec::new();
         }
-        let ranked = nodes.iter().filter_map(|usage| {
-            let tier = &self.tiers.tiers()[self.tiers.tier_of(usage.node)?.index()];
-            // Where a tier's capacity is given, what is free of that was counted as room already.
-            let may = tier.capacity.is_none();
-            may.then(|| (usage.node, self.page_cache.room(usage)))
-        });
-        ranked.filter(|(_, bytes)| !bytes.is_zero()).collect()
+        let room = self.room(nodes);
+        let mut cache = Vec::new();
+        for (id, tier) in self.tiers.ids().zip(self.tiers.tiers()) {
+            let of_tier = |node: NodeId| tier.nodes.contains(&node);
+            let free = room.iter().filter(|(node, _)| of_tier(*node));
+            let free: Bytes = free.map(|(_, bytes)| *bytes).sum();
+            // What is free counts as room already.
+            let mut left = tier.capacity.map_or(Bytes(u64::MAX), |capacity| {
+                capacity.saturating_sub(self.resident_on(id) + free)
+            });
+            for usage in nodes.iter().filter(|usage| of_tier(usage.node)) {
+                let may = self.page_cache.room(usage).min(left);
+                left = left.saturating_sub(may);
+                cache.push((usage.node, may));
+            }
+        }
+        cache.retain(|(_, may)| !may.is_zero());
+        cache
     }
 
     /// Page cache that gives way to these moves.
@@ -266,9 +278,12 @@ fn done(seen: &Observation) -> Done {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{tiers, usage};
+    use super::super::tests::{MIB, observation, slow, tiers, usage};
     use super::*;
+    use crate::tiering::observation::CacheUsage;
+    use crate::tiering::plan::{MoveOutcome, Plan, Reclaimed};
     use crate::tiering::settings::EngineSettings;
+    use crate::tiering::tier::TierTable;
 
     #[test]
     fn what_allocations_took_of_the_headroom_is_lacking() {
@@ -288,5 +303,67 @@ mod tests {
         assert_eq!(of(0.02, 27), [(0, 3)]);
         assert_eq!(of(0.02, 4), [(0, 26)]);
         assert_eq!(of(0.0, 4), []);
+    }
+
+    /// Of a target with 2 hot MiB on node 3, where node 0 is full and most of that is idle page cache:
+    /// the plan, and that of the epoch after it, in which so much of what was asked for was given.
+    fn full_of_cache(settings: EngineSettings, tiers: TierTable, given: Bytes) -> [Plan; 2] {
+        let nodes = || {
+            let mut nodes = usage([10, 500]);
+            nodes[0].cache = Some(CacheUsage {
+                idle: Bytes::from_mib(800),
+                refaults: 7,
+            });
+            nodes
+        };
+        let mut engine = Engine::new(settings, tiers, 1);
+        let first = engine.step(&observation(10, Vec::new(), 0));
+        let mut next = |second, last: &Plan, outcome| {
+            let mut seen = observation(second, last.samples.clone(), 2 * MIB);
+            seen.residency = slow(last);
+            seen.nodes = nodes();
+            seen.outcome = outcome;
+            engine.step(&seen)
+        };
+        let plan = next(20, &first, MoveOutcome::default());
+        let done = plan.reclaims.iter().map(|asked| Reclaimed {
+            node: asked.node,
+            asked: asked.bytes,
+            given,
+        });
+        let outcome = MoveOutcome {
+            reclaimed: done.collect(),
+            ..MoveOutcome::default()
+        };
+        let then = next(30, &plan, outcome);
+        [plan, then]
+    }
+
+    #[test]
+    fn page_cache_makes_room_for_what_is_moved_and_for_nothing_else() {
+        let wanted = |plan: &Plan| {
+            let moved: Bytes = plan.moves.iter().map(|m| m.limit).sum();
+            let list = plan.reclaims.iter();
+            let list: Vec<_> = list.map(|r| (r.node.0, r.bytes, r.after)).collect();
+            (moved, list)
+        };
+        let two = Bytes::from_mib(2);
+        let [plan, then] = full_of_cache(EngineSettings::default(), tiers(None), two);
+        assert_eq!(wanted(&plan), (two, vec![(0, two, Bytes::ZERO)]));
+        assert!(!then.report.cache_rests && !then.moves.is_empty());
+        // A tier's capacity holds for it, too.
+        let one = tiers(Some(Bytes::from_mib(1)));
+        let [plan, _] = full_of_cache(EngineSettings::default(), one, two);
+        assert_eq!(wanted(&plan).0, Bytes::from_mib(1));
+        // The kernel gives nothing: nothing is planned that needs it.
+        let [_, then] = full_of_cache(EngineSettings::default(), tiers(None), Bytes::ZERO);
+        assert!(then.report.cache_rests);
+        assert_eq!(wanted(&then), (Bytes::ZERO, vec![]));
+        let off = EngineSettings {
+            page_cache: false,
+            ..EngineSettings::default()
+        };
+        let [plan, _] = full_of_cache(off, tiers(None), two);
+        assert_eq!(wanted(&plan), (Bytes::ZERO, vec![]));
     }
 }

@@ -46,18 +46,15 @@ pub(super) fn tiers(capacity: Option<Bytes>) -> TierTable {
 }
 
 pub(super) fn usage(free: [u64; 2]) -> Vec<NodeUsage> {
-    [0, 3]
-        .into_iter()
-        .zip(free)
-        .map(|(node, free)| NodeUsage {
-            node: NodeId(node),
-            total: Bytes::from_mib(1000),
-            free: Bytes::from_mib(free),
-            reserve: Bytes::from_mib(10),
-            latency: None,
-            cache: None,
-        })
-        .collect()
+    let usage = |node, free| NodeUsage {
+        node: NodeId(node),
+        total: Bytes::from_mib(1000),
+        free: Bytes::from_mib(free),
+        reserve: Bytes::from_mib(10),
+        latency: None,
+        cache: None,
+    };
+    vec![usage(0, free[0]), usage(3, free[1])]
 }
 
 /// One target with 8 MiB, observed `second` seconds after the start.

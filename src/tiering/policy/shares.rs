@@ -237,9 +237,10 @@ fn dues(demands: &[Demand], capacity: f64, has_weights: bool) -> Vec<f64> {
     demands.iter().map(|demand| at(high, demand)).collect()
 }
 
-/// What is free on these nodes and what targets have there.
+/// What is free on these nodes, what page cache may make room for, and what targets have there.
 fn capacity(view: &View<'_>, nodes: &[NodeId]) -> f64 {
-    let free = view.room.iter().filter(|(node, _)| nodes.contains(node));
+    let free = view.room.iter().chain(&view.cache);
+    let free = free.filter(|(node, _)| nodes.contains(node));
     let free: Bytes = free.map(|(_, bytes)| *bytes).sum();
     let regions = view.targets.iter().flat_map(|target| target.regions);
     let pages = regions.flat_map(|region| region.pages().iter());

@@ -40,7 +40,12 @@ impl Planner<'_, '_> {
         }
         // What gives way is moved, too.
         let want = left.min(Bytes(most.0 / 2));
-        if !no_victim && let Some((to, victim)) = self.victim(&rank.nodes, place, worth, want) {
+        let cache = self.cache.roomiest(rank);
+        if !no_victim
+            && let Some((to, victim)) = self.victim(&rank.nodes, place, worth, want)
+            // Another target's warm memory is worth more than what files left.
+            && (!victim.is_due || cache.is_none())
+        {
             return Some(Room {
                 to,
                 bytes: victim.bytes,
@@ -48,8 +53,7 @@ impl Planner<'_, '_> {
                 is_cache: false,
             });
         }
-        let found = self.cache.roomiest(rank)?;
-        Some(without(found, true))
+        Some(without(cache?, true))
     }
 }
 

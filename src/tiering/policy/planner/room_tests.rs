@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use crate::tiering::observation::Share;
 use crate::tiering::plan::{Move, Reason};
 use crate::tiering::policy::testing::{self, MIB, Scene, brief, regions};
 use crate::tiering::policy::{Adaptive, Budget};
@@ -41,6 +42,28 @@ fn what_is_cold_gives_way_before_page_cache_does() {
     let regions = regions(&[(3.0, 3), (3.0, 3), (0.0, 0)]);
     let moves = decide(&regions, [0, 0, 10, 10], [10, 0, 0, 0]);
     assert_eq!(brief(&moves), [(4, 0, 2, 2), (0, 3, 0, 2), (2, 3, 0, 2)]);
+}
+
+#[test]
+fn page_cache_gives_way_before_what_another_target_has_warm() {
+    let share = |entry, floor| Share {
+        entry,
+        weight: None,
+        floor: Bytes::from_mib(floor),
+    };
+    let (own, others) = (regions(&[(3.0, 3)]), regions(&[(3.0, 0)]));
+    let decide = |cache| {
+        let scene = Scene {
+            cache: [cache, 0, 0, 0],
+            ..Scene::of(&own, [0, 0, 0, 10])
+        };
+        let mut adaptive = Adaptive::new(AdaptiveSettings::default());
+        let beside = [(&others[..], share(2, 0))];
+        testing::decide_beside(&mut adaptive, scene, share(1, 2), &beside, ALL)
+    };
+    let from = |moves: &[Move]| moves.iter().map(|m| m.from.0).collect::<Vec<_>>();
+    assert_eq!(from(&decide(0)), [0, 3]);
+    assert_eq!(from(&decide(4)), [3]);
 }
 
 #[test]
