@@ -13,7 +13,7 @@
 //! shows: what is read back soon after it was given back the kernel counts as a refault. Where more
 //! than an eighth of it comes back, or page cache is fought for without us, it is left alone for half a
 //! minute, and twice as long each time. So is a node of which the kernel gives back less than half of
-//! what it was asked for.
+//! what it was asked for, or to which the moves did not come all the same.
 //!
 //! **Source.** TPP (ASPLOS '23) for free memory on the fastest node before it is needed; ours takes
 //! page cache only, and only what a promotion is about to fill. Refaults as the measure of too much
@@ -26,8 +26,8 @@
 //! fits in free memory needs none.
 
 use super::observation::NodeUsage;
-use super::plan::{Move, Reason, Reclaim, Reclaimed};
-use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES};
+use super::plan::{Move, MoveOutcome, Reason, Reclaim, Reclaimed};
+use crate::units::{Bytes, Nanos, NodeId};
 
 /// So much that is idle stays on each node, one in so many bytes of it, and no less than its reserve:
 /// with less than that the kernel would look for other memory.
@@ -35,9 +35,9 @@ const KEPT: Bytes = Bytes::from_mib(16);
 const KEPT_PART: u64 = 64;
 /// One in so many bytes of the rest may go with one plan.
 const PART: u64 = 4;
-/// What gave way counts half after so long.
+/// What gave way counts half after so long, and so does what was read back.
 const HALF_LIFE: Nanos = Nanos::from_secs(30);
-/// Share of it that may be read back in one epoch, and bytes per second that may be whatever gave way.
+/// Share of it that may be read back, beyond bytes per second that may be whatever gave way.
 const MAY_RETURN: f64 = 0.125;
 const STRAY: f64 = (1 << 20) as f64;
 /// How long the first rest is and the longest; each is twice as long as the one before, unless that
@@ -50,10 +50,11 @@ const FORGIVEN: Nanos = Nanos::from_secs(15 * 60);
 #[derive(Clone, Debug, Default)]
 pub struct PageCache {
     at: Nanos,
-    /// Bytes that gave way of late.
+    /// Bytes that gave way of late, and that were read back beyond what may be anyway.
     given: f64,
+    back: f64,
     /// Refaults since boot, as last told.
-    refaults: Option<u64>,
+    refaults: Vec<(NodeId, u64)>,
     /// Of all nodes, and of those that gave back too little.
     rest: Rest,
     nodes: Vec<(NodeId, Rest)>,
@@ -84,29 +85,45 @@ impl Rest {
 }
 
 impl PageCache {
-    /// What the epoch that ends `at` this time brought: `reclaimed` is what was asked for in it.
-    pub fn follow(&mut self, at: Nanos, nodes: &[NodeUsage], reclaimed: &[Reclaimed]) {
+    /// What the epoch that ends `at` this time brought, and what the last plan's moves made of it.
+    pub fn follow(&mut self, at: Nanos, nodes: &[NodeUsage], outcome: &MoveOutcome) {
         let elapsed = at.saturating_sub(self.at).as_secs_f64();
         self.at = at;
-        let told = nodes.iter().filter_map(|usage| usage.cache);
-        // Wherever it was, it may be read back to another node.
-        let now = told.map(|cache| cache.refaults).reduce(u64::saturating_add);
-        let before = std::mem::replace(&mut self.refaults, now);
-        let back = (now.zip(before)).map_or(0, |(now, before)| now.saturating_sub(before));
-        let given: Bytes = reclaimed.iter().map(|reclaimed| reclaimed.given).sum();
-        self.given *= 0.5_f64.powf(elapsed / HALF_LIFE.as_secs_f64());
-        self.given += given.as_f64();
-        let may = STRAY * elapsed + MAY_RETURN * self.given;
-        if back as f64 * PAGE_BYTES as f64 > may {
+        let back = Bytes::from_pages(self.read_back(nodes));
+        let fades = 0.5_f64.powf(elapsed / HALF_LIFE.as_secs_f64());
+        let given: Bytes = outcome.reclaimed.iter().map(|r| r.given).sum();
+        self.given = fades * self.given + given.as_f64();
+        self.back = fades * self.back + (back.as_f64() - STRAY * elapsed).max(0.0);
+        if self.back > MAY_RETURN * self.given {
+            // Else the same would go on extending it.
+            self.back = 0.0;
             self.rest.begin(at);
         }
-        self.nodes
-            .retain(|(node, _)| nodes.iter().any(|usage| usage.node == *node));
-        for reclaimed in reclaimed {
-            if reclaimed.given < Bytes(reclaimed.asked.0 / 2) {
-                self.rest_of(reclaimed.node).begin(at);
+        let is_there = |node: NodeId| nodes.iter().any(|usage| usage.node == node);
+        self.nodes.retain(|(node, _)| is_there(*node));
+        for &Reclaimed { node, asked, given } in &outcome.reclaimed {
+            let to = outcome.results.iter().filter(|r| r.asked.to == node);
+            let no_room = Bytes::from_pages(to.map(|r| r.pages.no_room).sum());
+            // What was given another took, or it is no place for these.
+            let is_lost = no_room > Bytes(given.0 / 2);
+            if is_there(node) && (given < Bytes(asked.0 / 2) || is_lost) {
+                self.rest_of(node).begin(at);
             }
         }
+    }
+
+    /// Pages that were read back since this was last asked, of nodes that were there then: wherever
+    /// they were, they may be read back to another node.
+    fn read_back(&mut self, nodes: &[NodeUsage]) -> u64 {
+        let told = nodes
+            .iter()
+            .filter_map(|u| Some((u.node, u.cache?.refaults)));
+        let before = std::mem::replace(&mut self.refaults, told.collect());
+        let back = self.refaults.iter().map(|(node, now)| {
+            let then = before.iter().find(|(n, _)| n == node);
+            then.map_or(0, |(_, then)| now.saturating_sub(*then))
+        });
+        back.fold(0, u64::saturating_add)
     }
 
     fn rest_of(&mut self, node: NodeId) -> &mut Rest {
@@ -176,6 +193,7 @@ pub fn wanted(
 mod tests {
     use super::*;
     use crate::tiering::observation::{CacheUsage, TargetId};
+    use crate::tiering::plan::{MoveResult, PageCounts};
     use crate::units::{PageRange, Pid, VirtAddr};
 
     const NODE: NodeId = NodeId(0);
@@ -211,12 +229,19 @@ mod tests {
         }
     }
 
-    fn given(asked: u64, given: u64) -> [Reclaimed; 1] {
-        [Reclaimed {
-            node: NODE,
-            asked: Bytes::from_mib(asked),
-            given: Bytes::from_mib(given),
-        }]
+    fn given(asked: u64, given: u64) -> MoveOutcome {
+        MoveOutcome {
+            reclaimed: vec![Reclaimed {
+                node: NODE,
+                asked: Bytes::from_mib(asked),
+                given: Bytes::from_mib(given),
+            }],
+            ..MoveOutcome::default()
+        }
+    }
+
+    fn nothing() -> MoveOutcome {
+        MoveOutcome::default()
     }
 
     #[test]
@@ -272,7 +297,11 @@ mod tests {
         while cache.rests() {
             assert_eq!(cache.room(&usage(10, 416, refaults)), Bytes::ZERO);
             *at += 10;
-            cache.follow(Nanos::from_secs(*at), &[usage(10, 416, refaults)], &[]);
+            cache.follow(
+                Nanos::from_secs(*at),
+                &[usage(10, 416, refaults)],
+                &nothing(),
+            );
         }
         *at - begin
     }
@@ -282,7 +311,7 @@ mod tests {
         let mut cache = PageCache::default();
         let (mut at, mut refaults) = (10, 1_000_000);
         let second = Nanos::from_secs;
-        cache.follow(second(at), &[usage(10, 416, refaults)], &[]);
+        cache.follow(second(at), &[usage(10, 416, refaults)], &nothing());
         assert!(
             !cache.rests(),
             "what was read back before counts for nothing"
@@ -300,7 +329,7 @@ mod tests {
         }
         at += 2000;
         refaults += 3000 * 256;
-        cache.follow(second(at), &[usage(10, 416, refaults)], &[]);
+        cache.follow(second(at), &[usage(10, 416, refaults)], &nothing());
         assert_eq!(
             rests(&mut cache, &mut at, refaults),
             30,
@@ -326,12 +355,53 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_back_epoch_by_epoch_adds_up() {
+        // Of 100 MiB in each epoch, so many are read back.
+        let ever_rests = |seconds: f64, back: u64| {
+            let mut cache = PageCache::default();
+            (1..100_u32).any(|epoch| {
+                let at = Nanos::from_secs_f64(seconds * f64::from(epoch));
+                let usage = usage(10, 416, u64::from(epoch) * back * 256);
+                cache.follow(at, &[usage], &given(100, 100));
+                cache.rests()
+            })
+        };
+        for seconds in [3.3, 10.0, 30.0] {
+            assert!(
+                ever_rests(seconds, 100) && ever_rests(seconds, 50),
+                "{seconds}"
+            );
+            assert!(!ever_rests(seconds, 10), "{seconds}");
+        }
+    }
+
+    #[test]
+    fn where_nothing_comes_for_all_that_was_given_it_rests() {
+        let no_room = |mib: u64| MoveOutcome {
+            results: vec![MoveResult {
+                asked: asked(20, Reason::Hot),
+                pages: PageCounts {
+                    no_room: mib * 256,
+                    ..PageCounts::default()
+                },
+                is_whole: true,
+            }],
+            ..given(20, 20)
+        };
+        let mut cache = PageCache::default();
+        cache.follow(Nanos::from_secs(10), &[usage(10, 416, 0)], &no_room(10));
+        assert!(!cache.rests());
+        cache.follow(Nanos::from_secs(20), &[usage(10, 416, 0)], &no_room(11));
+        assert!(cache.rests());
+    }
+
+    #[test]
     fn where_files_fight_for_it_anyway_nothing_is_taken() {
         let mut cache = PageCache::default();
         // Two megabytes a second.
         for epoch in 0..50 {
             let usage = usage(10, 416, 5120 * epoch);
-            cache.follow(Nanos::from_secs(10 * epoch), &[usage], &[]);
+            cache.follow(Nanos::from_secs(10 * epoch), &[usage], &nothing());
             assert_eq!(cache.rests(), epoch > 0);
         }
         let mut at = 490;

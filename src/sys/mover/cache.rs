@@ -122,29 +122,45 @@ impl Cache {
         found.is_some_and(|of| room < wanted || of.came + wanted > of.wanted.after + of.done.given)
     }
 
-    /// Has some of it given back. What the kernel does not give at once it is not asked for again in
-    /// this turn: it has gone through all that it keeps of files, and more than once.
-    pub(super) fn give_back(&mut self, to: NodeId) {
+    /// Of this room, what may be filled: what is free beyond what was planned and given is headroom.
+    pub(super) fn within(&self, to: NodeId, room: Bytes) -> Bytes {
+        let mut nodes = self.nodes.iter();
+        nodes.find(|of| of.wanted.node == to).map_or(room, |of| {
+            room.min((of.wanted.after + of.done.given).saturating_sub(of.came))
+        })
+    }
+
+    /// Has some of it given back, and says how much was asked for. What the kernel does not give at once
+    /// it is not asked for again in this turn: it has gone through all that it keeps of files, and more
+    /// than once.
+    pub(super) fn give_back(&mut self, to: NodeId) -> Bytes {
         let Some(of) = self.nodes.iter_mut().find(|of| of.wanted.node == to) else {
-            return;
+            return Bytes::ZERO;
         };
         let bytes = of.left.min(CHUNK);
-        let free = |root: &Root| residency::of_meminfo(root, to).map(|usage| usage.free);
+        // With what waits in the lists of each CPU.
+        let free = |root: &Root| residency::usage_of(root, to).map(|usage| usage.free);
         let before = free(&self.root);
         let done = ask(&self.root, to, bytes);
         of.left = of.left.saturating_sub(bytes);
-        of.done.asked += bytes;
-        of.done.given += match done {
+        let given = match done {
             Ok(()) => bytes,
             Err(error) => {
                 tracing::debug!(node = %to, %error, "page cache makes less room than it was to");
                 of.left = Bytes::ZERO;
+                if error.kind() == io::ErrorKind::Interrupted {
+                    // That says nothing of the kernel's files.
+                    return bytes;
+                }
                 match (before, free(&self.root)) {
                     (Ok(before), Ok(after)) => after.saturating_sub(before).min(bytes),
                     _ => Bytes::ZERO,
                 }
             }
         };
+        of.done.asked += bytes;
+        of.done.given += given;
+        bytes
     }
 }
 
@@ -223,6 +239,7 @@ mod tests {
         let mut cache = Cache::new(&host.root);
         let plenty = mib(1000);
         cache.begin(&[wanted(20, 10)]);
+        assert_eq!(cache.within(NODE, plenty), mib(10));
         assert!(!cache.is_short(NodeId(1), mib(1), Bytes::ZERO), "not there");
         assert!(!cache.is_short(NODE, mib(10), plenty), "that needs none");
         assert!(cache.is_short(NODE, mib(10), mib(9)), "others took it");
@@ -260,8 +277,11 @@ mod tests {
         let mut cache = Cache::new(&host.root);
         cache.begin(&[wanted(40, 0)]);
         assert!(cache.is_short(NODE, mib(8), Bytes::ZERO));
-        cache.give_back(NODE);
+        assert_eq!(cache.give_back(NODE), mib(8));
         assert!(!cache.is_short(NODE, mib(8), Bytes::ZERO));
+        // Nor is the headroom filled instead.
+        assert_eq!(cache.within(NODE, mib(20)), Bytes::ZERO);
+        assert_eq!(cache.within(NodeId(0), mib(20)), mib(20));
         assert_eq!(cache.end(), [done(8, 0)]);
         // Nothing of it was needed.
         cache.begin(&[wanted(40, 0)]);

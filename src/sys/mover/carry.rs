@@ -336,16 +336,19 @@ impl SysMover {
             return Bytes::ZERO;
         }
         let mut known = turn.room.get(&to).copied();
+        let mut asked = Bytes::ZERO;
         loop {
             let room = match known {
                 Some(room) if room.holds(wanted) => room,
                 _ => self.rooms.read(to, wanted, known),
             };
-            if turn.is_over() || !self.cache.is_short(to, wanted, room.left) {
+            // What others take at once is not asked for without end.
+            let is_enough = asked >= wanted || !self.cache.is_short(to, wanted, room.left);
+            if turn.is_over() || is_enough {
                 turn.room.insert(to, room);
-                return room.left;
+                return self.cache.within(to, room.left);
             }
-            self.cache.give_back(to);
+            asked += self.cache.give_back(to);
             known = None;
         }
     }

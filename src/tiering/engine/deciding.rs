@@ -40,8 +40,7 @@ impl Engine {
         } else {
             self.pressure = Pressure::default();
         }
-        self.page_cache
-            .follow(seen.at, &seen.nodes, &seen.outcome.reclaimed);
+        self.page_cache.follow(seen.at, &seen.nodes, &seen.outcome);
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -143,6 +142,10 @@ impl Engine {
         if !self.settings.page_cache {
             return Vec::new();
         }
+        // Mostly there is none, and with capacities room is counted region by region.
+        if nodes.iter().all(|u| self.page_cache.room(u).is_zero()) {
+            return Vec::new();
+        }
         let room = self.room(nodes);
         let mut cache = Vec::new();
         for (id, tier) in self.tiers.ids().zip(self.tiers.tiers()) {
@@ -165,6 +168,9 @@ impl Engine {
 
     /// Page cache that gives way to these moves.
     pub(super) fn reclaims(&self, seen: &Observation, moves: &[Move]) -> Vec<Reclaim> {
+        if moves.is_empty() {
+            return Vec::new();
+        }
         let cache = self.cache(&seen.nodes);
         if cache.is_empty() {
             return Vec::new();
