@@ -11,11 +11,10 @@ use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::observation::NodeUsage;
 use hmkeeper::units::{Bytes, NodeId};
-use serde_json::Value;
 
 use crate::common::{
-    Daemon, PATIENCE, Site, Workload, body, in_guest, output_of, percent, share, show,
-    until_hot_on, wait_for,
+    Daemon, PATIENCE, Site, Workload, body, checked, in_guest, percent, share, until_hot_on,
+    wait_for,
 };
 
 /// A quarter of it is hot.
@@ -81,18 +80,6 @@ fn reclaimed(daemon: &Daemon) -> f64 {
     daemon.metrics().sum(name, &[("node", "0")]).unwrap_or(0.0)
 }
 
-/// What `hmkeeper check` says of it.
-fn checked() -> String {
-    let output = output_of(&["check", "--json"]);
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
-        panic!("{e}: {}", show(&output));
-    });
-    let mut list = said["findings"].as_array().expect("findings").iter();
-    let one = list.find(|f| f["name"] == "page-cache");
-    let one = one.expect("of page cache");
-    one["state"].as_str().expect("a state").to_owned()
-}
-
 /// A program on the slowest node.
 fn start() -> Workload {
     let mut workload = Workload::start(&[
@@ -116,11 +103,11 @@ fn what_files_left_makes_room_until_it_is_read_back() {
         return;
     }
     if !fs::exists("/sys/devices/system/node/node0/reclaim").expect("sysfs") {
-        assert_eq!(checked(), "missing");
+        assert_eq!(checked("page-cache"), "missing");
         println!("skipped: this kernel gives back no page cache of a node (Linux 6.17 does)");
         return;
     }
-    assert_eq!(checked(), "present");
+    assert_eq!(checked("page-cache"), "present");
     // What earlier tests have read.
     fs::write("/proc/sys/vm/drop_caches", "3").expect("giving caches back");
     let (empty, before) = (usage(), scanned());

@@ -7,11 +7,9 @@ use std::fs;
 use std::process::Command;
 
 use hmkeeper::units::Bytes;
-use serde_json::Value;
 
 use crate::common::{
-    self, PATIENCE, Site, Workload, body, in_guest, locate, output_of, percent, show, target,
-    wait_for,
+    self, PATIENCE, Site, Workload, body, checked, in_guest, locate, percent, target, wait_for,
 };
 
 /// Of which a tenth is hot; the rest is never touched again.
@@ -50,19 +48,6 @@ fn kib(pid: u32, key: &str) -> Bytes {
     Bytes::from_kib(number.and_then(|n| n.parse().ok()).unwrap_or(0))
 }
 
-/// What `hmkeeper check` says of paging out.
-fn checked() -> String {
-    let output = output_of(&["check", "--json"]);
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
-        panic!("{e}: {}", show(&output));
-    });
-    let mut list = said["findings"].as_array().expect("findings").iter();
-    let one = list
-        .find(|f| f["name"] == "page-out")
-        .expect("of paging out");
-    one["state"].as_str().expect("a state").to_owned()
-}
-
 #[test]
 fn what_nobody_uses_goes_to_swap_and_what_is_hot_stays() {
     if !in_guest() {
@@ -97,7 +82,7 @@ fn what_nobody_uses_goes_to_swap_and_what_is_hot_stays() {
     };
 
     // There is no swap yet, and that is said.
-    assert_eq!(checked(), "missing");
+    assert_eq!(checked("page-out"), "missing");
     let status = daemon.epochs(1);
     assert!(rests(&daemon, "no-swap"), "{status:#}");
     let entry = target(&status, workload.pid()).expect("the target").clone();
@@ -105,7 +90,7 @@ fn what_nobody_uses_goes_to_swap_and_what_is_hot_stays() {
     assert!(paged_out(&daemon) < 1.0);
 
     let _swap = Zram::new(Bytes::from_mib(256));
-    assert_eq!(checked(), "present");
+    assert_eq!(checked("page-out"), "present");
     wait_for("memory to be paged out", PATIENCE, || {
         let bytes = paged_out(&daemon);
         if bytes >= GONE.as_f64() {

@@ -74,6 +74,18 @@ pub fn show(output: &Output) -> String {
     )
 }
 
+/// What `hmkeeper check` says of one thing: `present`, `missing`, …
+pub fn checked(name: &str) -> String {
+    let output = output_of(&["check", "--json"]);
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
+        panic!("{e}: {}", show(&output));
+    });
+    let mut list = said["findings"].as_array().expect("findings").iter();
+    let one = list.find(|f| f["name"] == name);
+    let one = one.unwrap_or_else(|| panic!("nothing of {name}"));
+    one["state"].as_str().expect("a state").to_owned()
+}
+
 /// Waits until `done` says something, or fails with what was seen last.
 pub fn wait_for<T>(
     what: &str,
