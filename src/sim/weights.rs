@@ -52,7 +52,7 @@ pub(super) fn spread(
             };
             concentrate(weights, share, (hot, accesses), chunks, seed);
         }
-        Pattern::Sweep { window } => sweep(weights, share, window, position),
+        Pattern::Sweep { window, .. } => sweep(weights, share, window, position),
     }
 }
 
@@ -244,7 +244,10 @@ mod tests {
     #[test]
     fn a_sweep_goes_round() {
         let mut weights = vec![0.0; 10];
-        let pattern = Pattern::Sweep { window: 0.2 };
+        let pattern = Pattern::Sweep {
+            window: 0.2,
+            step: 0.5,
+        };
         spread(&mut weights, pattern, Bytes(4096), 1.0, (0, 0.9), 1);
         assert!((weights[9] - 0.5).abs() < 1e-6);
         assert!((weights[0] - 0.5).abs() < 1e-6);
@@ -266,7 +269,10 @@ mod tests {
                 1 => Pattern::Zipf { theta, item, scattered: true },
                 2 => Pattern::Zipf { theta, item, scattered: false },
                 3 => Pattern::Hot { share, accesses: 0.9, chunks, moves: true },
-                _ => Pattern::Sweep { window: share },
+                _ => Pattern::Sweep {
+                    window: share,
+                    step: 0.5,
+                },
             };
             let mut weights = vec![0.0; folios];
             spread(&mut weights, pattern, Bytes(4096), 1.0, (3, position), 7);

@@ -23,9 +23,11 @@ const OBJECTS_MAX: usize = 64;
 const PHASES_MAX: usize = 256;
 const CYCLES_MAX: u32 = 10_000;
 /// Steps of one phase in which something sweeps, at most.
-const STEPS_MAX: u32 = 200;
-/// The smallest window: its half is the smallest step.
+const STEPS_MAX: u32 = 1000;
+/// The smallest window.
 const WINDOW_MIN: f64 = 0.01;
+/// Share of its window by which a sweep moves on at a time, if its file says nothing.
+const SWEEP_STEP: f64 = 0.5;
 /// Steps of all phases and cycles at most.
 const STEPS_ALL_MAX: u64 = 1 << 20;
 /// The shortest phase, as a share of a cycle.
@@ -91,6 +93,8 @@ pub enum Pattern {
     Sweep {
         /// Share of the object that the window is.
         window: f64,
+        /// Share of the window by which it moves on at a time.
+        step: f64,
     },
 }
 
@@ -188,7 +192,13 @@ enum RawPattern {
     },
     Sweep {
         window: f64,
+        #[serde(default = "sweep_step")]
+        step: f64,
     },
+}
+
+const fn sweep_step() -> f64 {
+    SWEEP_STEP
 }
 
 #[derive(Deserialize)]
@@ -379,8 +389,9 @@ impl Workload {
     fn steps_of(&self, phase: &Phase) -> u32 {
         let touched = self.objects.iter().zip(&phase.accesses);
         let steps = touched.filter_map(|(object, &share)| match object.pattern {
-            // Half a window at a time.
-            Pattern::Sweep { window } if share > 0.0 => Some((2.0 / window).ceil() as u32),
+            Pattern::Sweep { window, step } if share > 0.0 => {
+                Some((1.0 / (window * step)).ceil() as u32)
+            }
             _ => None,
         });
         steps.max().unwrap_or(1).clamp(1, STEPS_MAX)
@@ -441,12 +452,17 @@ fn object(raw: RawObject, folio: Bytes) -> Result<Object, FileError> {
                 moves,
             }
         }
-        RawPattern::Sweep { window } => {
+        RawPattern::Sweep { window, step } => {
             if !(WINDOW_MIN..=1.0).contains(&window) {
                 let message = "write a share from 0.01 to 1";
                 return Err(FileError::at(key("pattern.window"), message));
             }
-            Pattern::Sweep { window }
+            let least = 1.0 / (window * f64::from(STEPS_MAX));
+            if !(least..=1.0).contains(&step) {
+                let message = format!("write a share of the window from {least} to 1");
+                return Err(FileError::at(key("pattern.step"), message));
+            }
+            Pattern::Sweep { window, step }
         }
     };
     Ok(Object {
