@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use hmkeeper::ports::Residency;
 use hmkeeper::sys::move_pages::locate;
 use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE, node_free};
-use hmkeeper::sys::process::end_with_parent;
+use hmkeeper::sys::process::{end_with_parent, pin_thread};
 use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::units::{Bytes, NodeId, PageRange, VirtAddr};
@@ -32,6 +32,8 @@ pub const SLOW: NodeId = NodeId(3);
 const MARK: &str = "@ ";
 /// Pages that a pipe holds at most for root, and so pins.
 pub const PINNED_PAGES: usize = 256;
+/// Pages that a CPU's list is filled up with at once, at least.
+const LISTED: usize = 64;
 /// Of each kind of memory.
 pub const EACH: Bytes = Bytes::from_mib(2);
 
@@ -343,7 +345,8 @@ fn surprise(role: &str) {
 }
 
 /// Takes what is free on a node, just into what must stay free for the kernel: much
-/// more, and it would kill somebody.
+/// more, and it would kill somebody. Each CPU has a list of free pages, up to an eighth of the node after
+/// much was freed at once, that count as used and that the others cannot have: these as well.
 fn fill(node: NodeId) -> Buffer {
     let root = Root::host();
     let usage = SysResidency::new(&root).nodes().expect("the nodes' memory");
@@ -351,14 +354,27 @@ fn fill(node: NodeId) -> Buffer {
     let leave = usage.reserve.saturating_sub(Bytes::from_mib(2));
     let free = || node_free(&root, node).expect("the node's meminfo");
     // Small pages: the last huge ones of a node are long in coming.
-    let wanted = free().saturating_sub(leave);
-    let buffer = Buffer::new(wanted, HugePages::Refused).expect("memory");
+    let buffer = Buffer::new(usage.total, HugePages::Refused).expect("memory");
     buffer.bind(node).expect("binding");
-    for part in buffer.words().chunks(512 * WORDS_PER_PAGE) {
-        if free() < leave {
-            break;
-        }
-        sweep(part);
+    let mut parts = buffer.words().chunks(LISTED * WORDS_PER_PAGE);
+    while free() >= leave && parts.len() > 0 {
+        parts.by_ref().take(8).for_each(sweep);
+    }
+    // SAFETY: asks for a number.
+    let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    for cpu in 0..u32::try_from(cpus).expect("how many CPUs there are") {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pin_thread(&[cpu]).expect("pinning");
+                for part in parts.by_ref() {
+                    let before = free();
+                    sweep(part);
+                    if free() < leave.min(before) {
+                        break;
+                    }
+                }
+            });
+        });
     }
     buffer
 }
