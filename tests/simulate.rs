@@ -340,3 +340,32 @@ fn what_is_written_leaves_the_node_that_has_no_bandwidth_for_it() {
     );
     assert!(took < 1.01, "{took}");
 }
+
+/// Of 32 MiB that are hot another one is each half second, and pays for its moves by little.
+#[test]
+fn what_drifts_is_followed_to_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = write(dir.path(), "c.toml", "[profiling]\ninterval = \"3.3s\"\n");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let fixture = |name| fixtures.join(name).display().to_string();
+    let (machine, workload) = (fixture("dear-moves.toml"), fixture("drift.toml"));
+    for seed in ["1", "4", "6"] {
+        let mut args = vec!["--machine", &machine, "--workload", &workload, "--json"];
+        args.extend(["--policy=adaptive", "--config", &config, "--seed", seed]);
+        let output = simulate(&args);
+        assert!(output.status.success(), "{output:?}");
+        let runs: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+        for from in [10.0, 20.0, 30.0] {
+            let epochs = runs[0]["epochs"].as_array().unwrap().iter();
+            let then = epochs.filter(|e| (from..from + 10.0).contains(&number(e, "at")));
+            let (mut fast, mut all) = (0.0, 0.0);
+            for epoch in then {
+                let accesses = epoch["tier_accesses"].as_array().unwrap();
+                fast += accesses[0].as_f64().unwrap();
+                all += accesses.iter().filter_map(Value::as_f64).sum::<f64>();
+            }
+            let share = fast / all;
+            assert!(share > 0.5, "seed {seed}, from {from} s: {share}");
+        }
+    }
+}

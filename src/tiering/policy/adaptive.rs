@@ -76,10 +76,11 @@ const STAYS: f64 = 0.2;
 /// hotter: of what is a little hotter a short epoch tells too little.
 const CLEAR: f64 = 0.5;
 /// They are long as well once next to nothing was to be exchanged for so many, less than one in
-/// [`LITTLE`] of the bytes that are moved to begin with: all but a little lies where it should, and
-/// of that little a short epoch would tell less.
+/// [`LITTLE`] of the bytes that are moved to begin with, and than one in [`LITTLE_OF_WARM`] of all that is
+/// hot: all but a little lies where it should, and of that little a short epoch would tell less.
 const CALM: u8 = 8;
 const LITTLE: u64 = 8;
+const LITTLE_OF_WARM: u64 = 32;
 /// One in so many of the bytes that may be moved may go for headroom.
 const FOR_HEADROOM: u64 = 4;
 /// The budget never falls below this share of what it begins with, whatever moving costs:
@@ -255,6 +256,7 @@ impl Policy for Adaptive {
             std::mem::take(&mut self.lists),
         );
         planner.plan();
+        let warm = worth.warm;
         let Planner {
             moves,
             trades,
@@ -266,7 +268,8 @@ impl Policy for Adaptive {
         self.steps.follow(&idle.loaded, &moves);
         let exchanges = moves.iter().filter(|m| m.reason != Reason::Headroom);
         self.asked = exchanges.map(|m| m.limit).sum();
-        self.calm = if self.asked < Bytes(self.settings.first_bytes.0 / LITTLE) {
+        let little = (self.settings.first_bytes.0 / LITTLE).min(warm.0 / LITTLE_OF_WARM);
+        self.calm = if self.asked <= Bytes(little) {
             self.calm.saturating_add(1)
         } else {
             0

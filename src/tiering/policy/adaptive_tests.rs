@@ -154,9 +154,11 @@ fn epochs_are_as_configured_where_nodes_answer_late_or_little_is_to_be_gained() 
     // What is to be exchanged is a little hotter.
     let lukewarm = regions(&[(0.9, 3), (0.0, 3)]);
     assert!(pace(&mut adaptive(), Scene::of(&lukewarm, [2, 0, 0, 100])) >= 1.0);
-    // All of it lies where it should, or all but a little.
+    // All of it lies where it should, or all but a little: one region, be it alone, is not.
     let there = regions(&[(3.0, 0), (0.0, 3)]);
-    for regions in [&there, &hot] {
+    let mut most = vec![(3.0, 0); 40];
+    most.extend([(3.0, 3), (0.0, 3)]);
+    for (regions, after) in [(&there, false), (&regions(&most), false), (&hot, true)] {
         let mut policy = adaptive();
         let mut is_quick = |epoch| {
             let scene = Scene {
@@ -166,7 +168,7 @@ fn epochs_are_as_configured_where_nodes_answer_late_or_little_is_to_be_gained() 
             pace(&mut policy, scene) < 1.0
         };
         let paces: Vec<bool> = (20..30).map(&mut is_quick).collect();
-        assert!(paces[0] && !paces[9], "{paces:?}");
+        assert!(paces[0] && paces[9] == after, "{paces:?}");
     }
 }
 

@@ -11,7 +11,7 @@ use crate::tiering::observation::TargetId;
 use crate::tiering::plan::Direction;
 use crate::tiering::region::Region;
 use crate::tiering::settings::AdaptiveSettings;
-use crate::units::{NodeId, PAGE_BYTES, VirtAddr};
+use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 
 /// Certainty that what goes for headroom is cold, in those of an exchange: of what one sample
 /// in each epoch looks at, three that saw nothing. What is new is so little known that it stays.
@@ -52,6 +52,8 @@ pub(super) struct Worth<'a, 'v> {
     written: f64,
     /// Per node: worth of all that lies there.
     traffic: Vec<(NodeId, f64)>,
+    /// All that is hot enough to be promoted, wherever it lies.
+    pub(super) warm: Bytes,
     /// Per target and region. A million regions are far from any cache, these are near.
     pub(super) facts: FactLists,
 }
@@ -96,13 +98,18 @@ impl<'a, 'v> Worth<'a, 'v> {
             scale: Vec::with_capacity(view.targets.len()),
             written: queued(view),
             traffic: Vec::new(),
+            warm: Bytes::ZERO,
             facts: FactLists::default(),
         };
         facts.0.resize_with(view.targets.len(), Vec::new);
         for ((target, load), facts) in idle.targets.iter().zip(loads).zip(&mut facts.0) {
             let mut accesses: Vec<(NodeId, f64)> = Vec::new();
+            let mut warm = Bytes::ZERO;
             let look_at = |region: &Region| {
                 let facts = worth.look_at(region);
+                if facts.is_warm {
+                    warm += region.resident();
+                }
                 for (node, pages) in region.pages().iter() {
                     let bytes = (pages * PAGE_BYTES) as f64;
                     *entry(&mut accesses, node) += facts.mean * bytes;
@@ -111,6 +118,7 @@ impl<'a, 'v> Worth<'a, 'v> {
             };
             facts.clear();
             facts.extend(target.regions.iter().map(look_at));
+            worth.warm += warm;
             let waited = accesses
                 .iter()
                 .map(|&(node, sum)| sum * latency(target, node));
