@@ -32,7 +32,7 @@ pattern = { kind = "hot", share = 0.1, accesses = 0.9, chunks = 4, moves = true 
 name = "swept"
 size = "100MiB"
 parallel = 2
-pattern = { kind = "sweep", window = 0.2 }
+pattern = { kind = "sweep", window = 0.2, step = 0.25 }
 [[phases]]
 length = 1
 accesses = { cold = 0.1, hot = 1 }

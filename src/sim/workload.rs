@@ -93,7 +93,8 @@ pub enum Pattern {
     Sweep {
         /// Share of the object that the window is.
         window: f64,
-        /// Share of the window by which it moves on at a time.
+        /// Share of the window by which it moves on at a time, or less where another one of the
+        /// same phase has more steps.
         step: f64,
     },
 }
@@ -459,7 +460,9 @@ fn object(raw: RawObject, folio: Bytes) -> Result<Object, FileError> {
             }
             let least = 1.0 / (window * f64::from(STEPS_MAX));
             if !(least..=1.0).contains(&step) {
-                let message = format!("write a share of the window from {least} to 1");
+                let message = format!(
+                    "write a share of the window up to 1 that takes {STEPS_MAX} steps at most"
+                );
                 return Err(FileError::at(key("pattern.step"), message));
             }
             Pattern::Sweep { window, step }
@@ -541,6 +544,8 @@ mod tests {
         assert!((steps.iter().map(|s| s.share).sum::<f64>() - 1.0).abs() < 1e-9);
         assert!((steps[0].share - 0.375).abs() < 1e-9);
         assert_eq!((steps[21].phase, steps[21].turn), (0, 2));
+        let finer = FILE.replace("window = 0.1", "window = 0.1, step = 0.1");
+        assert_eq!(Workload::parse(&finer).unwrap().steps().len(), 202);
         let twice = workload.scaled(2.0);
         assert_eq!(twice.size(), Bytes::from_mib(2560));
     }
@@ -572,6 +577,12 @@ mod tests {
             ("window = 0.1", "window = 0.1, theta = 1", "theta"),
         ] {
             let fault = Workload::parse(&FILE.replace(part, other)).unwrap_err();
+            assert!(fault.to_string().contains(says), "{fault}");
+        }
+        for step in ["0", "0.009", "1.5", "nan"] {
+            let other = format!("window = 0.1, step = {step}");
+            let fault = Workload::parse(&FILE.replace("window = 0.1", &other)).unwrap_err();
+            let says = "object \"log\", pattern.step";
             assert!(fault.to_string().contains(says), "{fault}");
         }
     }
