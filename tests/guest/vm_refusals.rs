@@ -261,8 +261,7 @@ fn a_node_that_fills_in_mid_batch() {
     let pid = process.pid();
     process.said("ready");
     let site = Site::new().every(Duration::from_secs(10));
-    // So slowly, and for so long, that the node fills in the middle of it; and more than
-    // the lists of each CPU have, which nobody can fill: up to 30 MiB here.
+    // So slowly, and for so long, that the node fills in the middle of it.
     let slowly = "[migration]\nbytes_per_second = \"16MiB\"";
     let more = format!("{slowly}\n{WHERE_MOVES_PAY}pace = 1.0");
     site.write_config(&body_as_shipped(Duration::from_secs(10), pid, &more));

@@ -346,35 +346,48 @@ fn surprise(role: &str) {
 
 /// Takes what is free on a node, just into what must stay free for the kernel: much
 /// more, and it would kill somebody. Each CPU has a list of free pages, up to an eighth of the node after
-/// much was freed at once, that count as used and that the others cannot have: these as well.
+/// much was freed at once, that the others cannot have: these as well.
 fn fill(node: NodeId) -> Buffer {
     let root = Root::host();
-    let usage = SysResidency::new(&root).nodes().expect("the nodes' memory");
-    let usage = usage.iter().find(|u| u.node == node).expect("the node");
-    let leave = usage.reserve.saturating_sub(Bytes::from_mib(2));
-    let free = || node_free(&root, node).expect("the node's meminfo");
+    let usage = || {
+        let nodes = SysResidency::new(&root).nodes();
+        let mut nodes = nodes.expect("the nodes' memory").into_iter();
+        nodes.find(|u| u.node == node).expect("the node")
+    };
+    let has_room = || {
+        let now = usage();
+        now.free > now.reserve
+    };
+    let total = usage().total;
     // Small pages: the last huge ones of a node are long in coming.
-    let buffer = Buffer::new(usage.total, HugePages::Refused).expect("memory");
+    let buffer = Buffer::new(total, HugePages::Refused).expect("memory");
     buffer.bind(node).expect("binding");
     let mut parts = buffer.words().chunks(LISTED * WORDS_PER_PAGE);
-    while free() >= leave && parts.len() > 0 {
+    while has_room() && parts.len() > 0 {
         parts.by_ref().take(8).for_each(sweep);
     }
+    let free = || node_free(&root, node).expect("the node's meminfo");
+    let refill = Bytes::from_pages(LISTED as u64 / 2);
+    let most = usize::try_from(total.pages() / 8).expect("few") / LISTED;
     // SAFETY: asks for a number.
     let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
     for cpu in 0..u32::try_from(cpus).expect("how many CPUs there are") {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 pin_thread(&[cpu]).expect("pinning");
-                for part in parts.by_ref() {
+                for part in parts.by_ref().take(most) {
                     let before = free();
                     sweep(part);
-                    if free() < leave.min(before) {
+                    // From the node, and not from the list.
+                    if free() + refill < before {
                         break;
                     }
                 }
             });
         });
+    }
+    while has_room() && parts.len() > 0 {
+        parts.by_ref().take(8).for_each(sweep);
     }
     buffer
 }
