@@ -355,9 +355,9 @@ fn what_drifts_is_followed_to_the_end() {
         let output = simulate(&args);
         assert!(output.status.success(), "{output:?}");
         let runs: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
-        for from in [10.0, 20.0, 30.0] {
+        for (from, to) in [(10.0, 20.0), (20.0, 30.0), (30.0, 40.0), (40.0, f64::MAX)] {
             let epochs = runs[0]["epochs"].as_array().unwrap().iter();
-            let then = epochs.filter(|e| (from..from + 10.0).contains(&number(e, "at")));
+            let then = epochs.filter(|e| (from..to).contains(&number(e, "at")));
             let (mut fast, mut all) = (0.0, 0.0);
             for epoch in then {
                 let accesses = epoch["tier_accesses"].as_array().unwrap();

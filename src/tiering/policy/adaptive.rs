@@ -75,9 +75,9 @@ const STAYS: f64 = 0.2;
 /// As well while less than this share of what is to be gained is by exchanges of what is clearly
 /// hotter: of what is a little hotter a short epoch tells too little.
 const CLEAR: f64 = 0.5;
-/// They are long as well once next to nothing was to be exchanged for so many, less than one in
-/// [`LITTLE`] of the bytes that are moved to begin with, and than one in [`LITTLE_OF_WARM`] of all that is
-/// hot: all but a little lies where it should, and of that little a short epoch would tell less.
+/// They are long as well once next to nothing was to be moved for so many: at most one in [`LITTLE`] of the
+/// bytes that are moved to begin with, and one in [`LITTLE_OF_WARM`] of all that is hot, by a short
+/// epoch. All but a little lies where it should then, and of that little a short epoch would tell less.
 const CALM: u8 = 8;
 const LITTLE: u64 = 8;
 const LITTLE_OF_WARM: u64 = 32;
@@ -268,8 +268,15 @@ impl Policy for Adaptive {
         self.steps.follow(&idle.loaded, &moves);
         let exchanges = moves.iter().filter(|m| m.reason != Reason::Headroom);
         self.asked = exchanges.map(|m| m.limit).sum();
+        // What drifts is moved bit by bit, as much in a second whatever epochs are.
+        let of_short = if self.pace() < 1.0 {
+            1.0
+        } else {
+            self.settings.pace
+        };
         let little = (self.settings.first_bytes.0 / LITTLE).min(warm.0 / LITTLE_OF_WARM);
-        self.calm = if self.asked <= Bytes(little) {
+        // Where nothing is hot nothing is to be moved.
+        self.calm = if self.asked.as_f64() * of_short <= little as f64 {
             self.calm.saturating_add(1)
         } else {
             0

@@ -154,7 +154,8 @@ fn epochs_are_as_configured_where_nodes_answer_late_or_little_is_to_be_gained() 
     // What is to be exchanged is a little hotter.
     let lukewarm = regions(&[(0.9, 3), (0.0, 3)]);
     assert!(pace(&mut adaptive(), Scene::of(&lukewarm, [2, 0, 0, 100])) >= 1.0);
-    // All of it lies where it should, or all but a little: one region, be it alone, is not.
+    // All of it lies where it should, or all but a little. One region is little beside forty, and all
+    // there is where it is the only one.
     let there = regions(&[(3.0, 0), (0.0, 3)]);
     let mut most = vec![(3.0, 0); 40];
     most.extend([(3.0, 3), (0.0, 3)]);
