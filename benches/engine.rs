@@ -114,6 +114,7 @@ fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observ
             elapsed: Nanos::from_secs(10),
             ..EpochCost::default()
         },
+        idle: Nanos::ZERO,
         capacity: u64::MAX,
         outcome: MoveOutcome::default(),
         paging: Paging::default(),

@@ -106,6 +106,8 @@ struct Clocks {
     process: Nanos,
     mover: Nanos,
     kernel: Nanos,
+    /// The machine's idle time.
+    idle: Nanos,
 }
 
 /// The loop with all its state. One ordinary thread owns it.
@@ -145,6 +147,7 @@ impl EpochLoop {
                 process: ports.clock.process_cpu_time(),
                 mover: ports.mover.cpu_time(),
                 kernel: Nanos::ZERO,
+                idle: Nanos::ZERO,
             },
             ports,
             settings,
@@ -163,6 +166,7 @@ impl EpochLoop {
             families: Families::default(),
         };
         this.clocks.kernel = this.ports.sampler.kernel_cpu_time();
+        this.clocks.idle = this.ports.clock.idle_time();
         this.calibrate();
         this
     }
@@ -461,6 +465,8 @@ impl EpochLoop {
         let nodes = self.ports.residency.nodes()?;
         let paging = self.look_at_paging(&targets);
         self.profiled(cpu);
+        let last = self.clocks;
+        let cost = self.take_cost();
         Ok(Observation {
             at: self.ports.clock.now(),
             targets,
@@ -468,7 +474,8 @@ impl EpochLoop {
             residency,
             forgotten: std::mem::take(&mut self.forgotten),
             nodes,
-            cost: self.take_cost(),
+            cost,
+            idle: self.clocks.idle.saturating_sub(last.idle),
             capacity: self.ports.sampler.capacity(),
             outcome: std::mem::take(&mut self.outcome),
             paging,
@@ -482,6 +489,7 @@ impl EpochLoop {
             process: self.ports.clock.process_cpu_time(),
             mover: self.ports.mover.cpu_time(),
             kernel: self.ports.sampler.kernel_cpu_time(),
+            idle: self.ports.clock.idle_time(),
         };
         let last = std::mem::replace(&mut self.clocks, now);
         let mut cost = std::mem::take(&mut self.cost);

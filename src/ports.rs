@@ -385,6 +385,9 @@ pub trait Clock {
     fn thread_cpu_time(&self) -> Nanos;
     /// CPU time of the whole process.
     fn process_cpu_time(&self) -> Nanos;
+    /// CPU time for which cores of the machine had nothing to do at all, all together, from
+    /// whenever on. It stands still where nobody can tell.
+    fn idle_time(&mut self) -> Nanos;
     /// Waits; returns at once when `at` has passed.
     fn sleep_until(&mut self, at: Nanos) -> Wake;
 }

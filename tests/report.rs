@@ -361,6 +361,7 @@ fn a_picture_does_not_grow_with_its_recording() {
                 cache: None,
             }],
             cost: EpochCost::default(),
+            idle: Nanos::ZERO,
             capacity: 1 << 20,
             outcome: MoveOutcome::default(),
             paging: Paging::default(),

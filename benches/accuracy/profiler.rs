@@ -164,6 +164,7 @@ impl Ours {
                 elapsed: Nanos::from_secs_f64(self.interval),
                 ..EpochCost::default()
             },
+            idle: Nanos::ZERO,
             capacity: u64::MAX,
             outcome: MoveOutcome::default(),
             paging: Paging::default(),

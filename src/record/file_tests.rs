@@ -115,6 +115,7 @@ pub(super) fn observation(at: u64) -> Observation {
         }],
         targets: vec![target],
         cost: EpochCost::default(),
+        idle: Nanos(21),
         capacity: u64::MAX,
         outcome: MoveOutcome {
             results: vec![moved, back],

@@ -20,6 +20,9 @@ use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 /// Accesses per second of the page at an address, at a time.
 pub type Rate = Box<dyn Fn(VirtAddr, Nanos) -> f64>;
 
+/// CPUs of a machine that is not described, and leaves as many idle as anybody asks for.
+const CORES: f64 = 64.0;
+
 /// How the pages of a process are accessed.
 pub enum Touch {
     /// At given rates, whatever happens to it. Its processes never wait.
@@ -68,8 +71,9 @@ pub struct Machine {
     pages: BTreeMap<Pid, Extents>,
     /// As programs see the nodes, in the order of their numbers; empty without.
     links: Vec<Link>,
-    /// CPUs that programs leave idle.
+    /// CPUs that programs leave idle, and what of their time nobody has used so far.
     idle: f64,
+    idled: Nanos,
     /// Bytes that were moved from one node to another.
     traffic: BTreeMap<(NodeId, NodeId), Bytes>,
     /// Until when programs have run, and what we had used of the CPUs then.
@@ -110,6 +114,7 @@ impl Machine {
             pages: BTreeMap::new(),
             links: Vec::new(),
             idle: f64::INFINITY,
+            idled: Nanos::ZERO,
             traffic: BTreeMap::new(),
             settled: Nanos::ZERO,
             settled_cpu: Nanos::ZERO,
@@ -308,12 +313,20 @@ impl Machine {
         let ours = self.cpu.saturating_sub(self.settled_cpu).as_secs_f64();
         // What idle CPUs have no time for comes out of the programs'.
         let taken = (ours - self.idle * seconds).max(0.0);
+        let idled = (self.idle.min(CORES) * seconds - ours).max(0.0);
+        self.idled += Nanos::from_secs_f64(idled);
         self.settled = self.now;
         self.settled_cpu = self.cpu;
         for program in self.programs() {
             program.hold(taken / program.threads());
             program.advance(seconds);
         }
+    }
+
+    /// For how long cores have been idle so far, all together.
+    pub fn idle_time(&mut self) -> Nanos {
+        self.settle();
+        self.idled
     }
 
     /// Nobody does anything for a while but the processes.

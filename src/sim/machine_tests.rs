@@ -156,3 +156,19 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn cores_are_idle_for_what_neither_programs_nor_we_use() {
+    let mut machine = machine();
+    machine.idle = 2.0;
+    let mut after = |wall: u64, ours: u64| {
+        machine.cpu += Nanos::from_secs(ours);
+        machine.wait(Nanos::from_secs(wall));
+        machine.idle_time()
+    };
+    assert_eq!(after(10, 0), Nanos::from_secs(20));
+    assert_eq!(after(10, 15), Nanos::from_secs(25));
+    // More than is idle comes out of the program's.
+    assert_eq!(after(10, 30), Nanos::from_secs(25));
+    assert_eq!(after(0, 0), Nanos::from_secs(25));
+}

@@ -253,6 +253,10 @@ impl Clock for SimMemory {
         self.0.borrow().cpu
     }
 
+    fn idle_time(&mut self) -> Nanos {
+        self.0.borrow_mut().idle_time()
+    }
+
     fn sleep_until(&mut self, at: Nanos) -> Wake {
         let mut machine = self.0.borrow_mut();
         machine.now = machine.now.max(at);

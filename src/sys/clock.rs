@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
+use super::idle_cores::IdleCores;
+use super::root::Root;
 use crate::ports::{Clock, Wake};
 use crate::units::Nanos;
 
@@ -19,10 +21,11 @@ struct Bell {
     ring: Condvar,
 }
 
-/// `CLOCK_MONOTONIC` and the CPU clocks.
+/// `CLOCK_MONOTONIC`, the CPU clocks, and the machine's idle time.
 #[derive(Debug)]
 pub struct SysClock {
     bell: Arc<Bell>,
+    cores: IdleCores,
 }
 
 /// Interrupts the sleep of a [`SysClock`], from any thread.
@@ -51,6 +54,7 @@ impl SysClock {
         (
             Self {
                 bell: Arc::clone(&bell),
+                cores: IdleCores::new(Root::host()),
             },
             Waker { bell },
         )
@@ -91,6 +95,10 @@ impl Clock for SysClock {
 
     fn process_cpu_time(&self) -> Nanos {
         process_cpu_time()
+    }
+
+    fn idle_time(&mut self) -> Nanos {
+        self.cores.read()
     }
 
     fn sleep_until(&mut self, at: Nanos) -> Wake {

@@ -5,6 +5,7 @@
 pub mod clock;
 pub mod damon;
 mod frames;
+mod idle_cores;
 pub mod kpageflags;
 mod large_folios;
 pub mod latency;

@@ -38,8 +38,8 @@ mod shared;
 
 use attributes::{Attributes, Known};
 use eligible::Eligible;
-pub(in crate::sys) use process::Stat;
 use process::{Handle, Status};
+pub(in crate::sys) use process::{NANOS_PER_TICK, Stat};
 use shared::{Lent, Memory, Owners};
 
 /// Looking for targets may take this share of elapsed time: 1 in so many.

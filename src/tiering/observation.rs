@@ -507,6 +507,9 @@ pub struct Observation {
     pub nodes: Vec<NodeUsage>,
     /// What the epoch cost us.
     pub cost: EpochCost,
+    /// CPU time for which whole cores of the machine had nothing to do in the epoch, all
+    /// together; none where nobody can tell.
+    pub idle: Nanos,
     /// Samples that the sampler can watch at most, of all targets together.
     pub capacity: u64,
     /// What became of the last plan's moves.

@@ -14,9 +14,9 @@ use crate::units::{Nanos, NodeId, Pid};
 
 /// `PF_KTHREAD` of include/linux/sched.h.
 const PF_KTHREAD: u64 = 0x0020_0000;
-/// `USER_HZ`: the unit of the times in `/proc/PID/stat`, 100 on every
+/// `USER_HZ`: the unit of the times in `/proc/stat` and `/proc/PID/stat`, 100 on every
 /// architecture that we run on.
-const NANOS_PER_TICK: u64 = 1_000_000_000 / 100;
+pub(in crate::sys) const NANOS_PER_TICK: u64 = 1_000_000_000 / 100;
 
 /// What `/proc/PID/stat` (or a thread's) tells in one read.
 #[derive(Clone, Debug, PartialEq, Eq)]

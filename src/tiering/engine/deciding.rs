@@ -80,6 +80,7 @@ impl Engine {
             cache: self.cache(&seen.nodes),
             loaded: self.pressure.loaded(),
             interval,
+            spare: spare(seen),
             rates: &self.rates,
             done: done(seen),
         };
@@ -264,6 +265,25 @@ impl Engine {
     }
 }
 
+/// CPUs that would have been idle in the epoch had we done nothing. What we used was free only
+/// where as much more was: on a machine with nothing left it was somebody's.
+fn spare(seen: &Observation) -> f64 {
+    let cost = &seen.cost;
+    let ours = [
+        cost.profiling,
+        cost.kdamonds,
+        cost.migration,
+        cost.paging,
+        cost.other,
+    ];
+    let ours: Nanos = ours.into_iter().sum();
+    let spare = seen.idle + ours.min(seen.idle);
+    if cost.elapsed == Nanos::ZERO {
+        return 0.0;
+    }
+    spare.as_secs_f64() / cost.elapsed.as_secs_f64()
+}
+
 /// What became of the last plan.
 fn done(seen: &Observation) -> Done {
     let (mut exchanged, mut given_back) = (PageCounts::default(), PageCounts::default());
@@ -309,6 +329,22 @@ mod tests {
         assert_eq!(of(0.02, 27), [(0, 3)]);
         assert_eq!(of(0.02, 4), [(0, 26)]);
         assert_eq!(of(0.0, 4), []);
+    }
+
+    #[test]
+    fn what_we_used_was_free_where_as_much_more_was() {
+        let of = |idle, migration| {
+            let mut seen = observation(10, Vec::new(), 0);
+            seen.idle = Nanos::from_secs(idle);
+            seen.cost.migration = Nanos::from_secs(migration);
+            // In epochs of ten seconds.
+            (spare(&seen) * 10.0).round()
+        };
+        let found = [of(10, 0), of(7, 3), of(30, 4), of(1, 9), of(0, 9)];
+        assert_eq!(format!("{found:?}"), "[10.0, 10.0, 34.0, 2.0, 0.0]");
+        let mut seen = observation(10, Vec::new(), 0);
+        seen.cost.elapsed = Nanos::ZERO;
+        assert!(spare(&seen) < 0.01);
     }
 
     /// Of a target with 2 hot MiB on node 3, where node 0 is full and most of that is idle page cache:

@@ -90,6 +90,7 @@ pub(super) fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> 
             elapsed: Nanos::from_secs(10),
             ..EpochCost::default()
         },
+        idle: Nanos::ZERO,
         capacity: u64::MAX,
         outcome: MoveOutcome::default(),
         paging: Paging::default(),

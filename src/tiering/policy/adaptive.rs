@@ -13,7 +13,8 @@
 //! goes straight to the fastest node where there is room, or where what is coldest is worth
 //! less by more than both are uncertain. That goes one tier down, as in HM-Keeper §1.3. The
 //! exchange is made if in the time that it is going to last ([`lasting`](super::lasting)) it
-//! gains `payback` times what it costs; what a byte costs is measured. If nothing that
+//! gains `payback` times what it costs; what a byte costs is measured, and CPU time that a core
+//! had left counts an eighth. If nothing that
 //! is worth while lasts, it only watches, says so ([`PauseReason::NoGain`]), and goes
 //! on looking up what it would have gained.
 //!
@@ -45,7 +46,7 @@
 
 use super::lasting::{Lasting, Margin, Plan, Trade};
 use super::planner::{Lists, Planner, Steps, Terms};
-use super::worth::{FactLists, Loads, Worth};
+use super::worth::{FactLists, LOAD_EMA, Loads, Worth};
 use super::{Budget, Done, Policy, View};
 use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Move, Reason};
@@ -63,6 +64,9 @@ const COST_JUMPS: f64 = 4.0;
 /// epoch, down to a share of what it is at first: until something is tried, and measured.
 const COST_FADES: f64 = 0.99;
 const COST_LEAST: f64 = 1.0 / 16.0;
+/// Share of the CPU time of moving that counts where a core has nothing to do: what is held up
+/// while its folio is on its way, flushed translations and bandwidth are the target's all the same.
+const HELD_UP: f64 = 0.125;
 /// The budget grows so many times at once: from what tries a machine out to all that there is
 /// time for in two or three epochs that lasted.
 const GROWS: u64 = 8;
@@ -99,6 +103,8 @@ pub struct Adaptive {
     budget: Bytes,
     /// Seconds that moving a byte takes.
     cost: f64,
+    /// CPUs that nobody else would use, smoothed; `None` before the first epoch.
+    spare: Option<f64>,
     /// Bytes that the targets' CPU time pays for, in one plan.
     pays_for: Bytes,
     /// Bytes that the last plan was to move, but for headroom.
@@ -128,6 +134,7 @@ impl Adaptive {
             lasting: Lasting::default(),
             budget: settings.first_bytes,
             cost: COST_AT_FIRST,
+            spare: None,
             pays_for: Bytes::ZERO,
             asked: Bytes::ZERO,
             lasts: 1.0,
@@ -167,6 +174,8 @@ impl Adaptive {
             let cost = (cost.as_secs_f64() / all.as_f64()).min(COST_JUMPS * self.cost);
             self.cost += weight * (cost - self.cost);
         }
+        let spare = self.spare.get_or_insert(view.spare);
+        *spare += LOAD_EMA * (view.spare - *spare);
         // Back to what it begins with it comes more easily than beyond.
         let enough = if self.budget < first { 0.2 } else { 0.5 };
         let told = self.lasting.told(view.epoch);
@@ -195,6 +204,11 @@ impl Adaptive {
         // `as` saturates.
         self.pays_for = Bytes((seconds / self.cost) as u64);
         self.budget = self.budget.min(self.pays_for).max(least);
+    }
+
+    /// Share of the CPU time of moving that targets pay: one mover at a time needs a core.
+    fn displaced(&self) -> f64 {
+        (1.0 - self.spare.unwrap_or(0.0)).clamp(HELD_UP, 1.0)
     }
 }
 
@@ -243,7 +257,7 @@ impl Policy for Adaptive {
         let terms = Terms {
             seconds: of_each(&seconds),
             first: of_each(&|id, margin| lasting.first(id, margin)),
-            cost: self.cost,
+            cost: self.cost * self.displaced(),
             left,
             thought: left,
             headroom: Bytes(left.min(self.pays_for).0 / FOR_HEADROOM),
@@ -302,6 +316,10 @@ impl Policy for Adaptive {
         moves
     }
 }
+
+#[cfg(test)]
+#[path = "adaptive_cost_tests.rs"]
+mod cost_tests;
 #[cfg(test)]
 #[path = "adaptive_tests.rs"]
 mod tests;

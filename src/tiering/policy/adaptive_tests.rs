@@ -80,20 +80,6 @@ fn what_may_be_as_hot_by_chance_does_not_give_way() {
 }
 
 #[test]
-fn what_gains_less_than_it_costs_is_not_moved() {
-    let regions = regions(&[(3.0, 3)]);
-    let mut policy = adaptive();
-    let of = |load| Scene {
-        load,
-        ..Scene::of(&regions, [100; 4])
-    };
-    assert!(testing::decide(&mut policy, of(1e-7), ALL).is_empty());
-    assert_eq!(policy.holds_back(), Some(PauseReason::NoGain));
-    assert_eq!(testing::decide(&mut policy, of(1.0), ALL).len(), 1);
-    assert_eq!(policy.holds_back(), None);
-}
-
-#[test]
 fn what_is_hot_for_a_moment_is_moved_for_a_while_only() {
     // So that one region is much of what may be moved, and tells.
     let mut policy = Adaptive::new(AdaptiveSettings {

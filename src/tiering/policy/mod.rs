@@ -89,6 +89,8 @@ pub struct View<'a> {
     pub loaded: Vec<(NodeId, f64)>,
     /// How long an epoch is.
     pub interval: Nanos,
+    /// CPUs that would have been idle in the epoch had we done nothing, of whole cores.
+    pub spare: f64,
     /// What the counts of scans stand for.
     pub rates: &'a Rates,
     /// What became of the last plan.

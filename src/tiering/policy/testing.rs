@@ -81,11 +81,12 @@ pub(super) struct Scene<'a> {
     pub(super) cache: [u64; 4],
     pub(super) loaded: &'a [(NodeId, f64)],
     pub(super) load: f64,
+    pub(super) spare: f64,
     pub(super) done: Done,
 }
 
 impl<'a> Scene<'a> {
-    /// In epoch 10, of a target that uses one CPU.
+    /// In epoch 10, of a target that uses one CPU, the only one.
     pub(super) fn of(regions: &'a [Region], room: [u64; 4]) -> Self {
         Self {
             epoch: 10,
@@ -95,6 +96,7 @@ impl<'a> Scene<'a> {
             cache: [0; 4],
             loaded: &[],
             load: 1.0,
+            spare: 0.0,
             done: Done::default(),
         }
     }
@@ -138,6 +140,7 @@ pub(super) fn decide_beside(
         cache: each_node(scene.cache),
         loaded: scene.loaded.to_vec(),
         interval: Nanos::from_secs(10),
+        spare: scene.spare,
         rates: &rates,
         done: scene.done,
     };
