@@ -212,7 +212,7 @@ pub struct AdaptiveSettings {
     /// Share of a target's CPU time that it is held to wait for memory.
     pub memory_bound: f64,
     /// What is moved has to gain so many times what moving it costs, in the time that it
-    /// is expected to stay hot.
+    /// is expected to stay hot. CPU time that a core had left counts an eighth.
     pub payback: f64,
     /// Standard errors by which a region has to be hotter than what gives way to it.
     pub certainty: f64,
@@ -226,7 +226,7 @@ pub struct AdaptiveSettings {
     pub rest_epochs: u64,
     /// Bytes per epoch that are moved to begin with.
     pub first_bytes: Bytes,
-    /// Share of the targets' CPU time that moving may cost.
+    /// Share of the targets' CPU time that moving may cost, reckoned alike.
     pub moving_limit: f64,
     /// How long epochs are at first and while what is moved lasts, as a share of the configured
     /// interval, where that costs nothing else.

@@ -86,6 +86,8 @@ fn who_pauses_resumes_and_detaches_is_obeyed() {
     assert_unmoved(&first);
     tell(&daemon, &["resume"]);
     until_hot_on(&[0], &first, &daemon);
+    // What is said is of the last epoch, and pages move in the one after it.
+    daemon.epochs(1);
     assert!(!is_paused(&daemon, "operator"));
 
     // Watched while paused, and let go before it could be moved.

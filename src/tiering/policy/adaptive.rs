@@ -105,7 +105,7 @@ pub struct Adaptive {
     cost: f64,
     /// CPUs that nobody else would use, smoothed; `None` before the first epoch.
     spare: Option<f64>,
-    /// Bytes that the targets' CPU time pays for, in one plan.
+    /// Bytes that the targets' CPU time pays for, in one plan, where idle cores pay for most.
     pays_for: Bytes,
     /// Bytes that the last plan was to move, but for headroom.
     asked: Bytes,
@@ -202,7 +202,7 @@ impl Adaptive {
         let load = self.loads.sum();
         let seconds = self.settings.moving_limit * load * view.interval.as_secs_f64();
         // `as` saturates.
-        self.pays_for = Bytes((seconds / self.cost) as u64);
+        self.pays_for = Bytes((seconds / (self.cost * self.displaced())) as u64);
         self.budget = self.budget.min(self.pays_for).max(least);
     }
 
