@@ -175,6 +175,7 @@ fn observation(seen: &Observation) -> Sound {
         time(forgotten.took)?;
     }
     cost(&seen.cost)?;
+    time(seen.idle)?;
     let mut pages = 0_u64;
     for result in &seen.outcome.results {
         reachable(result.asked.range)?;
