@@ -485,11 +485,12 @@ impl EpochLoop {
     /// The epoch's cost so far; what follows counts for the next one.
     fn take_cost(&mut self) -> EpochCost {
         let now = Clocks {
+            // Takes time itself, of this epoch.
+            idle: self.ports.clock.idle_time(),
             at: self.ports.clock.now(),
             process: self.ports.clock.process_cpu_time(),
             mover: self.ports.mover.cpu_time(),
             kernel: self.ports.sampler.kernel_cpu_time(),
-            idle: self.ports.clock.idle_time(),
         };
         let last = std::mem::replace(&mut self.clocks, now);
         let mut cost = std::mem::take(&mut self.cost);

@@ -221,7 +221,7 @@ impl Worker {
         let tiers = read_tiers(&root, &config)?;
         let sampler = sampler::open(&root, config.sampler, &config.daemon.state_dir)?;
         let kind = AccessSampler::kind(&*sampler);
-        let (clock, waker) = SysClock::new();
+        let (clock, waker) = SysClock::new(&root);
         let halt = Arc::new(AtomicBool::new(false));
         let ports = Ports {
             targets: Box::new(SysTargets::new(&root, &tiers)),

@@ -49,12 +49,12 @@ impl Waker {
 
 impl SysClock {
     /// A clock, and what interrupts its sleeps.
-    pub fn new() -> (Self, Waker) {
+    pub fn new(root: &Root) -> (Self, Waker) {
         let bell = Arc::new(Bell::default());
         (
             Self {
                 bell: Arc::clone(&bell),
-                cores: IdleCores::new(Root::host()),
+                cores: IdleCores::new(root.clone()),
             },
             Waker { bell },
         )
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_sleep_lasts_until_it_is_time() {
-        let (mut clock, _waker) = SysClock::new();
+        let (mut clock, _waker) = SysClock::new(&Root::host());
         let due = clock.now() + Nanos::from_millis(20);
         assert_eq!(clock.sleep_until(due), Wake::Due);
         assert!(clock.now() >= due);
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn one_wake_is_one_interruption_also_when_nobody_sleeps() {
-        let (mut clock, waker) = SysClock::new();
+        let (mut clock, waker) = SysClock::new(&Root::host());
         waker.wake();
         waker.wake();
         let far = clock.now() + Nanos::from_secs(3600);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_wake_from_another_thread_ends_the_sleep() {
-        let (mut clock, waker) = SysClock::new();
+        let (mut clock, waker) = SysClock::new(&Root::host());
         let far = clock.now() + Nanos::from_secs(3600);
         let (ready, started) = std::sync::mpsc::channel();
         let other = std::thread::spawn(move || {
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn cpu_clocks_advance_with_work_and_the_process_has_the_most() {
-        let (clock, _waker) = SysClock::new();
+        let (clock, _waker) = SysClock::new(&Root::host());
         let before = clock.thread_cpu_time();
         let started = clock.now();
         let mut x = 1_u64;

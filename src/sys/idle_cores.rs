@@ -1,34 +1,32 @@
 //! How much CPU time the machine has left.
 //!
-//! **Interface.** The lines `cpuN` of `/proc/stat`, in ticks, and
-//! `/sys/devices/system/cpu/cpuN/topology/thread_siblings_list`.
+//! **Interface.** The lines `cpuN` of `/proc/stat`, in ticks;
+//! `/sys/devices/system/cpu/cpuN/topology/thread_siblings_list`; `Cpus_allowed_list` of
+//! `/proc/self/status`; `cpu.max` of our control groups.
 //!
 //! **Problem.** What runs on one thread of a core takes time from what runs on its other one, so
 //! that half of the CPUs of a machine may be idle and none of them free.
 //!
 //! **Approach.** Between two readings a core was idle for as long as that of its threads that was
-//! least so. Only cores count on which we may run.
+//! least so. Only cores count on which we may run, and none where a quota limits us.
 //!
 //! **Limits.** An upper bound: threads that were idle one after the other leave nothing free. A
-//! tick is 10 ms. What a hypervisor takes from an idle CPU is not told.
+//! tick is 10 ms. What a hypervisor takes from an idle CPU is not told, nor, mostly, which of a
+//! guest's CPUs share a core. Quotas of cgroup v1 are not seen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
-
+use super::cgroup;
 use super::root::Root;
 use super::targets::NANOS_PER_TICK;
-use super::text::read_list;
+use super::text::{parse_list, read_list};
 use crate::units::Nanos;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct IdleCores {
     root: Root,
-    /// The CPUs on which we may run; `None` where nobody can tell, as of more than a set holds.
-    allowed: fn() -> Option<CpuSet>,
     /// Idle ticks of each CPU when it was last read.
     last: BTreeMap<u32, u64>,
     /// CPUs that share a core, by the first of them.
@@ -42,7 +40,6 @@ impl IdleCores {
     pub(super) fn new(root: Root) -> Self {
         Self {
             root,
-            allowed: || sched_getaffinity(Pid::from_raw(0)).ok(),
             last: BTreeMap::new(),
             siblings: BTreeMap::new(),
             idle: Nanos::ZERO,
@@ -50,7 +47,7 @@ impl IdleCores {
     }
 
     /// Time for which cores have been idle since this was first asked, all together. It stands
-    /// still where the kernel does not tell.
+    /// still where the kernel does not tell, and while a quota limits us.
     pub(super) fn read(&mut self) -> Nanos {
         let stat = fs::read_to_string(self.root.proc("stat")).unwrap_or_default();
         let now: BTreeMap<u32, u64> = idle_ticks(&stat).collect();
@@ -60,8 +57,8 @@ impl IdleCores {
         }
         let since =
             |cpu: &u32| -> Option<u64> { Some(now.get(cpu)?.saturating_sub(*self.last.get(cpu)?)) };
-        let allowed = (self.allowed)();
-        let is_ours = |cpu: &u32| is_among(allowed.as_ref(), *cpu);
+        let allowed = self.allowed();
+        let is_ours = |cpu: &u32| allowed.contains(cpu);
         let cores = self.siblings.values();
         let ours = cores.filter(|core| core.iter().any(is_ours));
         let ticks: u64 = ours
@@ -70,6 +67,17 @@ impl IdleCores {
         self.idle += Nanos(ticks.saturating_mul(NANOS_PER_TICK));
         self.last = now;
         self.idle
+    }
+
+    /// The CPUs on which we may run; none where nobody tells.
+    fn allowed(&self) -> BTreeSet<u32> {
+        if cgroup::has_cpu_quota(&self.root) {
+            return BTreeSet::new();
+        }
+        let status = fs::read_to_string(self.root.proc("self/status")).unwrap_or_default();
+        let list = |line: &str| parse_list(line.strip_prefix("Cpus_allowed_list:")?);
+        let allowed = status.lines().find_map(list).unwrap_or_default();
+        allowed.into_iter().collect()
     }
 
     fn cores(&self, cpus: &BTreeMap<u32, u64>) -> BTreeMap<u32, Vec<u32>> {
@@ -82,11 +90,6 @@ impl IdleCores {
         }
         cores
     }
-}
-
-fn is_among(allowed: Option<&CpuSet>, cpu: u32) -> bool {
-    let cpu = usize::try_from(cpu).unwrap_or(usize::MAX);
-    allowed.is_none_or(|allowed| allowed.is_set(cpu).unwrap_or(true))
 }
 
 /// Of each CPU: idle, and waiting for devices, which leaves it as free.
@@ -110,6 +113,7 @@ mod tests {
     fn machine(idle: &[u64], are_pairs: bool) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         put(&dir, idle);
+        may_run_on(&dir, "0-7");
         for cpu in 0..idle.len() {
             let path = format!("sys/devices/system/cpu/cpu{cpu}/topology");
             fs::create_dir_all(dir.path().join(&path)).unwrap();
@@ -134,11 +138,15 @@ mod tests {
         fs::write(dir.path().join("proc/stat"), stat).unwrap();
     }
 
+    fn may_run_on(dir: &tempfile::TempDir, cpus: &str) {
+        let own = dir.path().join("proc/self");
+        fs::create_dir_all(&own).unwrap();
+        let status = format!("Name:\tme\nCpus_allowed:\tff\nCpus_allowed_list:\t{cpus}\n");
+        fs::write(own.join("status"), status).unwrap();
+    }
+
     fn of(dir: &tempfile::TempDir) -> IdleCores {
-        IdleCores {
-            allowed: || None,
-            ..IdleCores::new(Root::at(dir.path()))
-        }
+        IdleCores::new(Root::at(dir.path()))
     }
 
     #[test]
@@ -170,17 +178,31 @@ mod tests {
     #[test]
     fn cpus_of_others_do_not_count() {
         let dir = machine(&[0, 0], false);
-        let mut cores = IdleCores {
-            allowed: || {
-                let mut second = CpuSet::new();
-                second.set(1).unwrap();
-                Some(second)
-            },
-            ..of(&dir)
-        };
+        may_run_on(&dir, "1");
+        let mut cores = of(&dir);
         cores.read();
         put(&dir, &[90, 10]);
         assert_eq!(cores.read(), Nanos::from_millis(100));
+        // Nobody tells: none.
+        fs::remove_file(dir.path().join("proc/self/status")).unwrap();
+        put(&dir, &[190, 110]);
+        assert_eq!(cores.read(), Nanos::from_millis(100));
+    }
+
+    #[test]
+    fn what_a_quota_limits_has_nothing_to_spare() {
+        let dir = machine(&[0], false);
+        let mut cores = of(&dir);
+        cores.read();
+        let group = dir.path().join("sys/fs/cgroup/keeper");
+        fs::create_dir_all(&group).unwrap();
+        fs::write(group.join("cpu.max"), "50000 100000\n").unwrap();
+        fs::write(dir.path().join("proc/self/cgroup"), "0::/keeper\n").unwrap();
+        put(&dir, &[100]);
+        assert_eq!(cores.read(), Nanos::ZERO);
+        fs::write(group.join("cpu.max"), "max 100000\n").unwrap();
+        put(&dir, &[150]);
+        assert_eq!(cores.read(), Nanos::from_millis(500));
     }
 
     #[test]
@@ -196,8 +218,8 @@ mod tests {
     #[test]
     fn this_machine_idles_no_longer_than_it_runs() {
         let mut cores = IdleCores::new(Root::host());
-        cores.read();
         let begin = std::time::Instant::now();
+        cores.read();
         std::thread::sleep(std::time::Duration::from_millis(100));
         let idle = cores.read();
         let most = cores.last.len() as f64 * (begin.elapsed().as_secs_f64() + 0.02);

@@ -2,6 +2,7 @@
 //! that knows of `/proc`, `/sys` and system calls.
 #![allow(unsafe_code)]
 
+mod cgroup;
 pub mod clock;
 pub mod damon;
 mod frames;

@@ -120,7 +120,7 @@ pub fn epoch(report: &EpochReport, tiers: &TierTable) {
     debug!(
         "epoch {}: {} targets, {} samples paid for until the next, {} from now; {} elapsed: \
          {} profiling ({} for {} scans of a sample, {} for counting {} pages), {} kdamonds, \
-         {} migration, {} other",
+         {} migration, {} other; {:.2} of moving's is spare",
         report.epoch,
         report.targets.len(),
         report.sample_quota,
@@ -133,7 +133,8 @@ pub fn epoch(report: &EpochReport, tiers: &TierTable) {
         cost.swept,
         cost.kdamonds,
         cost.migration,
-        cost.other
+        cost.other,
+        report.spare
     );
     for target in &report.targets {
         let (up, down) = (

@@ -104,6 +104,8 @@ metrics! {
         "The configured limit of what watching costs: of hmkeeper_overhead_ratio without migration, on average.";
     OWN_CPU = Counter "hmkeeper_own_cpu_seconds_total" ["kind"]
         "CPU time of our threads and of our kdamonds, up to the last epoch.";
+    SPARE = Gauge "hmkeeper_spare_cpu_ratio" []
+        "Share of the CPU time of moving that nobody else would use, of late: that of idle cores.";
     LONGEST_CALL = Gauge "hmkeeper_longest_move_call_seconds" []
         "The longest single system call that moved pages since the start: bounds any stall.";
     CACHE_RECLAIMED = Counter "hmkeeper_page_cache_reclaimed_bytes_total" ["tier", "node"]
@@ -357,6 +359,7 @@ fn own(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
     page.one(&MERGES, totals.merges as f64)?;
     page.one(&EPOCHS, totals.epochs as f64)?;
     page.one(&OVERHEAD_LIMIT, snapshot.overhead_limit)?;
+    page.one(&SPARE, snapshot.report.spare)?;
     page.one(&LONGEST_CALL, totals.longest_call.as_secs_f64())?;
     page.one(
         &CACHE_RESTS,

@@ -237,6 +237,9 @@ pub struct CostStatus {
     pub other_seconds: f64,
     /// The longest system call that moved pages.
     pub longest_move_call_seconds: f64,
+    /// Share of the CPU time of moving that nobody else would use, of late.
+    #[serde(default)]
+    pub spare: f64,
 }
 
 /// How folios of one kind are moved.
@@ -306,6 +309,7 @@ impl Status {
                 migration_seconds: cpu.migration.as_secs_f64(),
                 other_seconds: cpu.other.as_secs_f64(),
                 longest_move_call_seconds: totals.longest_call.as_secs_f64(),
+                spare: report.spare,
             },
             mover: snapshot
                 .mover()

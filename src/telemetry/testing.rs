@@ -127,6 +127,7 @@ pub(crate) fn report(epoch: u64, targets: Vec<TargetReport>) -> EpochReport {
             asked: Bytes::from_mib(32),
             given: Bytes::from_mib(24),
         }],
+        spare: 0.75,
         cache_rests: false,
         paused: vec![],
     }

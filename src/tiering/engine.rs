@@ -19,10 +19,8 @@ use super::bounds::Shares;
 use super::estimates::Estimates;
 use super::governor::{Again, Allotment, Governor, IDLE_LOAD, Terms};
 use super::observation::{Observation, Sample, TargetId, TargetMap};
-use super::page_cache::PageCache;
 use super::plan::{Plan, Sweep};
 use super::policy::{self, Policy};
-use super::pressure::Pressure;
 use super::region::{Adapted, Asked, RegionMap, Thresholds};
 use super::report::PauseReason;
 use super::rng::Rng;
@@ -36,13 +34,16 @@ use crate::units::{Bytes, Nanos};
 
 mod accesses;
 mod deciding;
+mod machine;
 mod outcome;
 mod pace;
 mod paging;
 mod reporting;
+mod spare;
 mod survey;
 mod tracked;
 use accesses::{Lens, Time, Tracing};
+use machine::Machine;
 use pace::Pace;
 use reporting::Ratios;
 use survey::Survey;
@@ -118,8 +119,7 @@ pub struct Engine {
     rates: Rates,
     estimates: Estimates,
     coverage: Coverage,
-    pressure: Pressure,
-    page_cache: PageCache,
+    machine: Machine,
     /// Pages of all targets that could be looked at in the last epoch.
     afforded: u64,
     targets: BTreeMap<TargetId, Tracked>,
@@ -136,8 +136,7 @@ impl Engine {
             pace: Pace::WHOLE,
             rates: rates(span, &settings.profiling),
             coverage: coverage(span, &settings.profiling),
-            pressure: Pressure::default(),
-            page_cache: PageCache::default(),
+            machine: Machine::default(),
             estimates: estimates(span, &settings.profiling),
             span,
             settings,
@@ -216,7 +215,7 @@ impl Engine {
         self.targets
             .retain(|id, _| seen.targets.iter().any(|t| t.id == *id));
         self.record(seen);
-        self.follow_nodes(seen);
+        self.machine.follow(seen, self.settings.profiling.latency);
         let elapsed = self
             .at
             .map_or(seen.cost.elapsed, |at| seen.at.saturating_sub(at));

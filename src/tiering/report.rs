@@ -183,6 +183,8 @@ pub struct EpochReport {
     pub migration_elapsed: Nanos,
     /// The longest system call among them.
     pub longest_call: Nanos,
+    /// Share of the CPU time of moving that nobody else would use, of late; 0 where nobody can tell.
+    pub spare: f64,
     /// Page cache that was to give way to them.
     pub reclaimed: Vec<Reclaimed>,
     /// Whether no more of it does for now, since too much is read back or too little given back.

@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use super::glob;
 use super::process::{self, Stat};
 use crate::ports::{PortError, Selector, TargetSpec};
+use crate::sys::cgroup;
 use crate::sys::root::Root;
 use crate::units::Pid;
 
@@ -62,7 +63,7 @@ pub(super) fn find(
                 })
                 .for_each(|(&pid, _)| put(pid, index)),
             Selector::Cgroup(path) => {
-                if let Some(dir) = cgroup(root, path) {
+                if let Some(dir) = cgroup::directory(root, path) {
                     for pid in members(&dir) {
                         put(pid, index);
                     }
@@ -136,26 +137,6 @@ fn add_children(
     }
 }
 
-/// The directory of a cgroup v2 path; `None` where it leads out or nowhere.
-fn cgroup(root: &Root, path: &str) -> Option<PathBuf> {
-    let relative = Path::new(path.trim_start_matches('/'));
-    let inside = relative
-        .components()
-        .all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
-    let dir = cgroup_root(root).join(relative);
-    (inside && dir.is_dir()).then_some(dir)
-}
-
-/// Where cgroup v2 is mounted: beside v1 it is one directory down.
-fn cgroup_root(root: &Root) -> PathBuf {
-    let unified = root.sys("fs/cgroup/unified");
-    if unified.join("cgroup.controllers").exists() {
-        unified
-    } else {
-        root.sys("fs/cgroup")
-    }
-}
-
 /// Processes in a cgroup and below.
 fn members(dir: &Path) -> Vec<Pid> {
     let mut pids = Vec::new();
@@ -179,7 +160,7 @@ fn unit_cgroups(root: &Root, unit: &str) -> Vec<PathBuf> {
         format!("{unit}.service")
     };
     let mut found = Vec::new();
-    walk(&cgroup_root(root), &mut |dir| {
+    walk(&cgroup::top(root), &mut |dir| {
         if dir.file_name().is_some_and(|f| *f == *name) {
             found.push(dir.to_owned());
         }

@@ -58,6 +58,14 @@ impl Status {
             cost.migration_seconds,
             cost.other_seconds
         )?;
+        let moves = |t: &TargetStatus| t.overhead.migration > 0.0;
+        if self.cost.spare > 0.0 && self.targets.iter().any(moves) {
+            writeln!(
+                out,
+                "of the CPU time of moving {} is that of idle cores",
+                percent(self.cost.spare)
+            )?;
+        }
         writeln!(
             out,
             "\n{:<16} {:<12} {:>10} {:>10} {:>10} {:>10}",
@@ -290,6 +298,7 @@ mod tests {
         let expected = "\
 hmkeeper 0.1.0, up 2 min 3 s, epoch 1 of 10 s, sampler idle, policy hm-keeper
 own cost 0.0 % of a CPU (profiling 0.0 s, kdamonds 0.0 s, migration 0.0 s, other 0.0 s)
+of the CPU time of moving 75.0 % is that of idle cores
 
 TIER             NODES              FREE      TOTAL    LATENCY       IDLE
 dram0            0             640.0 MiB    1.0 GiB     210 ns      95 ns

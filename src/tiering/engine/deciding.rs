@@ -6,7 +6,6 @@ use crate::tiering::observation::{NodeUsage, Observation, TargetId};
 use crate::tiering::page_cache;
 use crate::tiering::plan::{Move, PageCounts, Reason, Reclaim};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
-use crate::tiering::pressure::Pressure;
 use crate::tiering::report::PauseReason;
 use crate::tiering::tier::TierView;
 use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
@@ -31,16 +30,6 @@ impl Engine {
         } else {
             None
         }
-    }
-
-    /// What the machine's nodes are like now, whoever the targets are.
-    pub(super) fn follow_nodes(&mut self, seen: &Observation) {
-        if self.settings.profiling.latency {
-            self.pressure.follow(&seen.nodes);
-        } else {
-            self.pressure = Pressure::default();
-        }
-        self.page_cache.follow(seen.at, &seen.nodes, &seen.outcome);
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -78,9 +67,9 @@ impl Engine {
             room: self.room(&seen.nodes),
             lacking: self.lacking(&seen.nodes),
             cache: self.cache(&seen.nodes),
-            loaded: self.pressure.loaded(),
+            loaded: self.machine.pressure.loaded(),
             interval,
-            spare: spare(seen),
+            spare: self.machine.spare.share(),
             rates: &self.rates,
             done: done(seen),
         };
@@ -144,7 +133,10 @@ impl Engine {
             return Vec::new();
         }
         // Mostly there is none, and with capacities room is counted region by region.
-        if nodes.iter().all(|u| self.page_cache.room(u).is_zero()) {
+        if nodes
+            .iter()
+            .all(|u| self.machine.page_cache.room(u).is_zero())
+        {
             return Vec::new();
         }
         let room = self.room(nodes);
@@ -158,7 +150,7 @@ impl Engine {
                 capacity.saturating_sub(self.resident_on(id) + free)
             });
             for usage in nodes.iter().filter(|usage| of_tier(usage.node)) {
-                let may = self.page_cache.room(usage).min(left);
+                let may = self.machine.page_cache.room(usage).min(left);
                 left = left.saturating_sub(may);
                 cache.push((usage.node, may));
             }
@@ -265,25 +257,6 @@ impl Engine {
     }
 }
 
-/// CPUs that would have been idle in the epoch had we done nothing. What we used was free only
-/// where as much more was: on a machine with nothing left it was somebody's.
-fn spare(seen: &Observation) -> f64 {
-    let cost = &seen.cost;
-    let ours = [
-        cost.profiling,
-        cost.kdamonds,
-        cost.migration,
-        cost.paging,
-        cost.other,
-    ];
-    let ours: Nanos = ours.into_iter().sum();
-    let spare = seen.idle + ours.min(seen.idle);
-    if cost.elapsed == Nanos::ZERO {
-        return 0.0;
-    }
-    spare.as_secs_f64() / cost.elapsed.as_secs_f64()
-}
-
 /// What became of the last plan.
 fn done(seen: &Observation) -> Done {
     let (mut exchanged, mut given_back) = (PageCounts::default(), PageCounts::default());
@@ -329,22 +302,6 @@ mod tests {
         assert_eq!(of(0.02, 27), [(0, 3)]);
         assert_eq!(of(0.02, 4), [(0, 26)]);
         assert_eq!(of(0.0, 4), []);
-    }
-
-    #[test]
-    fn what_we_used_was_free_where_as_much_more_was() {
-        let of = |idle, migration| {
-            let mut seen = observation(10, Vec::new(), 0);
-            seen.idle = Nanos::from_secs(idle);
-            seen.cost.migration = Nanos::from_secs(migration);
-            // In epochs of ten seconds.
-            (spare(&seen) * 10.0).round()
-        };
-        let found = [of(10, 0), of(7, 3), of(30, 4), of(1, 9), of(0, 9)];
-        assert_eq!(format!("{found:?}"), "[10.0, 10.0, 34.0, 2.0, 0.0]");
-        let mut seen = observation(10, Vec::new(), 0);
-        seen.cost.elapsed = Nanos::ZERO;
-        assert!(spare(&seen) < 0.01);
     }
 
     /// Of a target with 2 hot MiB on node 3, where node 0 is full and most of that is idle page cache:

@@ -109,7 +109,8 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         migration_elapsed: seen.outcome.elapsed,
         longest_call: seen.outcome.longest_call,
         reclaimed: seen.outcome.reclaimed.clone(),
-        cache_rests: engine.settings.page_cache && engine.page_cache.rests(),
+        spare: engine.machine.spare.share(),
+        cache_rests: engine.settings.page_cache && engine.machine.page_cache.rests(),
         paused,
     }
 }

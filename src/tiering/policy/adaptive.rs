@@ -46,7 +46,7 @@
 
 use super::lasting::{Lasting, Margin, Plan, Trade};
 use super::planner::{Lists, Planner, Steps, Terms};
-use super::worth::{FactLists, LOAD_EMA, Loads, Worth};
+use super::worth::{FactLists, Loads, Worth};
 use super::{Budget, Done, Policy, View};
 use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Move, Reason};
@@ -103,8 +103,8 @@ pub struct Adaptive {
     budget: Bytes,
     /// Seconds that moving a byte takes.
     cost: f64,
-    /// CPUs that nobody else would use, smoothed; `None` before the first epoch.
-    spare: Option<f64>,
+    /// Share of the CPU time of moving that nobody else would use.
+    spare: f64,
     /// Bytes that the targets' CPU time pays for, in one plan, where idle cores pay for most.
     pays_for: Bytes,
     /// Bytes that the last plan was to move, but for headroom.
@@ -134,7 +134,7 @@ impl Adaptive {
             lasting: Lasting::default(),
             budget: settings.first_bytes,
             cost: COST_AT_FIRST,
-            spare: None,
+            spare: 0.0,
             pays_for: Bytes::ZERO,
             asked: Bytes::ZERO,
             lasts: 1.0,
@@ -174,8 +174,7 @@ impl Adaptive {
             let cost = (cost.as_secs_f64() / all.as_f64()).min(COST_JUMPS * self.cost);
             self.cost += weight * (cost - self.cost);
         }
-        let spare = self.spare.get_or_insert(view.spare);
-        *spare += LOAD_EMA * (view.spare - *spare);
+        self.spare = view.spare;
         // Back to what it begins with it comes more easily than beyond.
         let enough = if self.budget < first { 0.2 } else { 0.5 };
         let told = self.lasting.told(view.epoch);
@@ -199,16 +198,20 @@ impl Adaptive {
             Some(told) if told.left >= STAYS => true,
             _ => self.is_quick,
         };
-        let load = self.loads.sum();
-        let seconds = self.settings.moving_limit * load * view.interval.as_secs_f64();
+        let interval = view.interval.as_secs_f64();
+        let counted = self.settings.moving_limit * self.loads.sum() * interval;
+        // What nobody else uses goes first.
+        let free = self.spare * interval;
+        let seconds = (counted / HELD_UP).min(counted + free * (1.0 - HELD_UP));
         // `as` saturates.
-        self.pays_for = Bytes((seconds / (self.cost * self.displaced())) as u64);
+        self.pays_for = Bytes((seconds / self.cost) as u64);
         self.budget = self.budget.min(self.pays_for).max(least);
     }
 
-    /// Share of the CPU time of moving that targets pay: one mover at a time needs a core.
-    fn displaced(&self) -> f64 {
-        (1.0 - self.spare.unwrap_or(0.0)).clamp(HELD_UP, 1.0)
+    /// Seconds that moving a byte costs: what nobody else would use counts for [`HELD_UP`].
+    fn price(&self) -> f64 {
+        let counted = 1.0 - self.spare * (1.0 - HELD_UP);
+        (self.cost * counted).max(COST_LEAST * COST_AT_FIRST)
     }
 }
 
@@ -257,7 +260,7 @@ impl Policy for Adaptive {
         let terms = Terms {
             seconds: of_each(&seconds),
             first: of_each(&|id, margin| lasting.first(id, margin)),
-            cost: self.cost * self.displaced(),
+            cost: self.price(),
             left,
             thought: left,
             headroom: Bytes(left.min(self.pays_for).0 / FOR_HEADROOM),

@@ -43,29 +43,43 @@ fn least_load(policy: &Adaptive, spare: f64) -> f64 {
 #[test]
 fn what_an_idle_core_spends_counts_an_eighth() {
     let busy = least_load(&adaptive(), 0.0);
-    for (spare, share) in [(0.5, 0.5), (0.75, 0.25), (1.0, 0.125), (64.0, 0.125)] {
+    for (spare, share) in [(0.5, 0.5625), (0.8, 0.3), (1.0, 0.125)] {
         let found = least_load(&adaptive(), spare) / busy;
         assert!(
             (found / share - 1.0).abs() < 0.11,
-            "{spare} CPUs to spare: {found} of the load"
+            "{spare} of it to spare: {found} of the load"
         );
     }
 }
 
-#[test]
-fn a_core_that_idles_for_a_moment_counts_for_little() {
+/// Bytes that are paid for in an epoch of ten seconds, of a target with such a load, where a page costs 2.5 us.
+fn paid_for(load: f64, spare: f64) -> u64 {
     let nothing = regions(&[]);
-    let mut policy = adaptive();
-    let mut see = |spare| {
-        let scene = Scene {
-            spare,
-            ..Scene::of(&nothing, [100; 4])
-        };
-        testing::decide(&mut policy, scene, ALL);
-        policy.displaced()
+    let scene = Scene {
+        load,
+        spare,
+        ..Scene::of(&nothing, [100; 4])
     };
-    assert!(see(0.0) > 0.99);
-    assert!(see(1.0) > 0.6);
-    let later = [(); 20].map(|()| see(1.0));
-    assert!(later[19] < 0.13, "{later:?}");
+    let mut policy = adaptive();
+    testing::decide(&mut policy, scene, ALL);
+    policy.pays_for.0
+}
+
+#[test]
+fn what_is_free_goes_first_and_the_rest_counts_in_full() {
+    let limit = AdaptiveSettings::default().moving_limit;
+    let page_seconds = |load, spare| paid_for(load, spare) as f64 / PAGE_BYTES as f64 * 2.5e-6;
+    // Seconds of CPU time by load and what is spare: all of it free, and what is beyond.
+    for (load, spare, seconds) in [
+        (1.0, 0.0, 10.0 * limit),
+        (1.0, 1.0, 80.0 * limit),
+        (1.0, 0.5, 10.0 * limit + 5.0 * 0.875),
+        (64.0, 1.0, 640.0 * limit + 10.0 * 0.875),
+    ] {
+        let found = page_seconds(load, spare);
+        assert!(
+            (found / seconds - 1.0).abs() < 0.01,
+            "load {load}, spare {spare}: {found} s and not {seconds}"
+        );
+    }
 }

@@ -89,7 +89,7 @@ pub struct View<'a> {
     pub loaded: Vec<(NodeId, f64)>,
     /// How long an epoch is.
     pub interval: Nanos,
-    /// CPUs that would have been idle in the epoch had we done nothing, of whole cores.
+    /// Share of the CPU time of moving that nobody else would use, 0 to 1.
     pub spare: f64,
     /// What the counts of scans stand for.
     pub rates: &'a Rates,

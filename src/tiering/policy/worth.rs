@@ -17,7 +17,7 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 /// in each epoch looks at, three that saw nothing. What is new is so little known that it stays.
 const DOUBT: f64 = 1.5;
 /// Weight of the newest epoch in a target's load.
-pub(super) const LOAD_EMA: f64 = 0.3;
+const LOAD_EMA: f64 = 0.3;
 
 /// CPUs that each target uses, smoothed: what waits for a moment is not idle.
 #[derive(Clone, Debug, Default)]
