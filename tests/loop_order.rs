@@ -195,6 +195,14 @@ fn pages_move_in_the_first_window_which_is_as_long_as_ever() {
 }
 
 #[test]
+fn what_cores_idle_for_is_told() {
+    // That machine's one program leaves others idle.
+    let (_log, mut epochs) = start(WindowRule::Tapered);
+    let spare = [(); 4].map(|()| epochs.turn().unwrap().report.unwrap().spare);
+    assert!(spare[3] > 0.9, "{spare:?}");
+}
+
+#[test]
 fn where_moving_may_take_longer_it_comes_first() {
     let (log, mut epochs) = start(WindowRule::Equal);
     let steps = first_move(&log, &mut epochs);

@@ -178,6 +178,9 @@ fn agrees(sampler: &str) {
     }
     assert!(last[0].1 > first[0].1, "it used no CPU time at all");
     let status = daemon.status();
+    // One CPU of several is the workload's.
+    let spare = status["cost"]["spare"].as_f64().expect("cost.spare");
+    assert!((0.1..=1.0).contains(&spare), "spare: {spare}");
     let overhead = &target(&status, workload.pid()).expect("the target")["overhead"];
     println!(
         "{sampler}: the target was slower by {} (median of pairs with the daemon and with it \
@@ -218,7 +221,8 @@ fn of_damon() {
     if long() {
         agrees("damon");
     } else {
-        // Without the onlooker nobody tells what its kdamonds use.
+        // A minute that the short form lacks: it tells neither what kdamonds use, nor that
+        // watching with DAMON keeps its limit.
         println!("skipped: in the long form only (make test-long)");
     }
 }

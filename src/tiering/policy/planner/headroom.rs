@@ -12,8 +12,9 @@
 //! next slower rank with room, until nothing is lacking. Nobody waits for its place yet. So
 //! it has to be cold beyond doubt: too cold to be promoted, also if it were half as far off again
 //! as is allowed in an exchange; and so little waited for that it would not pay to
-//! bring it back in all of the time that is looked ahead. What was moved back of late stays,
-//! as does what was just promoted. What is given back is no room, for nobody.
+//! bring it back, at the price that promotions have, in all of the time that is looked
+//! ahead. What was moved back of late stays, as does what was just promoted. What is given
+//! back is no room, for nobody.
 //!
 //! **Properties** (tests of [`adaptive`](super::super::adaptive)): nothing hot goes, nothing
 //! goes where nothing is lacking; no more goes than may, nor than is lacking but for a
