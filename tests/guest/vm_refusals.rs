@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hmkeeper::sys::move_pages::{Which, move_to};
 use hmkeeper::units::{Bytes, PageRange, Pid, VirtAddr};
-use refusals::{EACH, PINNED_PAGES, SLOW, Target};
+use refusals::{EACH, PINNED_PAGES, SLOW, ShortLists, Target};
 use serde_json::Value;
 
 use crate::common::{
@@ -255,6 +255,7 @@ fn a_node_that_fills_in_mid_batch() {
     if !in_guest() {
         return;
     }
+    let _lists = ShortLists::set();
     // Room for what wants to go there, until somebody else takes it.
     let _ballast = ballast(0, Bytes::from_mib(112));
     let process = Target::start("fill", 0, None);

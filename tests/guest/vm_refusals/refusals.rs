@@ -22,7 +22,7 @@ use hmkeeper::sys::root::Root;
 use hmkeeper::units::{Bytes, NodeId, PageRange, VirtAddr};
 use nix::sys::signal::Signal;
 
-use crate::common::PATIENCE;
+use crate::common::{PATIENCE, sh};
 
 /// Names what the program is to do when it runs as a target.
 const ROLE: &str = "HMKEEPER_TEST_ROLE";
@@ -89,7 +89,10 @@ impl Target {
     pub fn said(&self, what: &str) -> String {
         loop {
             let line = self.lines.recv_timeout(PATIENCE);
-            let line = line.unwrap_or_else(|e| panic!("the target did not say {what}: {e}"));
+            let line = line.unwrap_or_else(|e| {
+                let kernel = sh("dmesg | grep -v '^$' | tail -n 60");
+                panic!("the target did not say {what}: {e}; the kernel's log ends:\n{kernel}")
+            });
             if let Some(rest) = line.strip_prefix(what) {
                 return rest.trim().to_owned();
             }
@@ -344,9 +347,29 @@ fn surprise(role: &str) {
     }
 }
 
+/// Keeps what each CPU holds in its list of free pages small until it is dropped. Unless that is set the
+/// kernel fills a list up with 8 MiB at once after much was freed: what one CPU then lacks another has.
+pub struct ShortLists;
+
+impl ShortLists {
+    const FILE: &str = "/proc/sys/vm/percpu_pagelist_high_fraction";
+
+    pub fn set() -> Self {
+        std::fs::write(Self::FILE, "1000000").expect("making lists short");
+        Self
+    }
+}
+
+impl Drop for ShortLists {
+    fn drop(&mut self) {
+        // The kernel's own choice.
+        let _ = std::fs::write(Self::FILE, "0");
+    }
+}
+
 /// Takes what is free on a node, just into what must stay free for the kernel: much
-/// more, and it would kill somebody. Each CPU has a list of free pages, up to an eighth of the node after
-/// much was freed at once, that the others cannot have: these as well.
+/// more, and it would kill somebody. Each CPU has a list of free pages, up to an eighth of the node
+/// after much was freed before they were [`ShortLists`], that the others cannot have: these as well.
 fn fill(node: NodeId) -> Buffer {
     let root = Root::host();
     let usage = || {
