@@ -11,8 +11,8 @@ use crate::common::{
 const BUFFER: Bytes = Bytes::from_mib(512);
 /// Room on the fastest node, as everywhere else here a sixth of the buffer.
 const ROOM: Bytes = Bytes::from_mib(96);
-/// Epochs in which it may find out: where cores are idle, moves that last for three short epochs
-/// nearly pay.
+/// Epochs in which it may find out. Most runs have after half of them; what jumps lasts for three
+/// short epochs, where moves are cheap.
 const LEARNS: usize = 36;
 /// In shares of the buffer: what may be moved until then, and what per epoch afterwards.
 /// Where moving is quick `policy.adaptive.moving_limit` pays for more of it.

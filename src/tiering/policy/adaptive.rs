@@ -208,10 +208,12 @@ impl Adaptive {
         self.budget = self.budget.min(self.pays_for).max(least);
     }
 
-    /// Seconds that moving a byte costs: what nobody else would use counts for [`HELD_UP`].
+    /// Seconds that moving a byte costs: what nobody else would use counts for [`HELD_UP`], but what
+    /// is cheap anyway is not made cheaper.
     fn price(&self) -> f64 {
         let counted = 1.0 - self.spare * (1.0 - HELD_UP);
-        (self.cost * counted).max(COST_LEAST * COST_AT_FIRST)
+        let least = (COST_LEAST * COST_AT_FIRST).min(self.cost);
+        (self.cost * counted).max(least)
     }
 }
 

@@ -83,3 +83,25 @@ fn what_is_free_goes_first_and_the_rest_counts_in_full() {
         );
     }
 }
+
+#[test]
+fn what_is_cheap_is_neither_made_cheaper_nor_dearer() {
+    let price = |cost: f64, spare| {
+        let policy = Adaptive {
+            cost: cost * COST_AT_FIRST,
+            spare,
+            ..adaptive()
+        };
+        policy.price() / COST_AT_FIRST
+    };
+    for (cost, spare, is) in [
+        (1.0, 1.0, 0.125),
+        (0.2, 0.0, 0.2),
+        (0.2, 1.0, COST_LEAST),
+        (0.01, 0.0, 0.01),
+        (0.01, 1.0, 0.01),
+    ] {
+        let found = price(cost, spare);
+        assert!((found / is - 1.0).abs() < 1e-6, "{cost}, {spare}: {found}");
+    }
+}
