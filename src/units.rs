@@ -57,6 +57,7 @@ impl TierId {
 /// A virtual address in some target's address space, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
+#[repr(transparent)]
 pub struct VirtAddr(pub u64);
 
 impl VirtAddr {

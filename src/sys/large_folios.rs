@@ -12,7 +12,8 @@ use super::text;
 use crate::units::{HUGE_PAGE_BYTES, PAGE_BYTES};
 
 /// log2 of the pages of the smallest folio of several pages that anonymous memory may
-/// have: at least 2, at most that of a huge page.
+/// have: at least 2, at most that of a huge page. The kernel makes none of two pages, which
+/// would lack the place for a list of those to be split; `hugepages-8kB` is of shared memory.
 pub(super) fn smallest_anonymous_order(root: &Root) -> u8 {
     let sizes = fs::read_dir(root.sys("kernel/mm/transparent_hugepage"));
     let in_use = sizes.into_iter().flatten().flatten().filter_map(|entry| {
@@ -20,12 +21,10 @@ pub(super) fn smallest_anonymous_order(root: &Root) -> u8 {
         let kib = name.to_str()?.strip_prefix("hugepages-")?;
         let kib: u64 = kib.strip_suffix("kB")?.parse().ok()?;
         let bytes = kib.checked_mul(1024).filter(|b| b.is_power_of_two())?;
-        let is_smaller = (PAGE_BYTES * 2..HUGE_PAGE_BYTES).contains(&bytes);
+        let is_smaller = (PAGE_BYTES * 4..HUGE_PAGE_BYTES).contains(&bytes);
         (is_smaller && may_be_there(&entry.path())).then(|| order(bytes))
     });
-    // The kernel makes none of two pages of anonymous memory, which would lack the place
-    // for a list of those to be split.
-    in_use.min().unwrap_or(order(HUGE_PAGE_BYTES)).max(2)
+    in_use.min().unwrap_or(order(HUGE_PAGE_BYTES))
 }
 
 /// Folios of a size are there, or will be, or nobody knows.
@@ -65,6 +64,10 @@ mod tests {
         size(2048, on, Some(7));
         size(64, off, Some(0));
         size(16, off, Some(0));
+        // Without either file, as the kernel has it; nor would they matter.
+        fs::create_dir_all(root.sys("kernel/mm/transparent_hugepage/hugepages-8kB/stats")).unwrap();
+        assert_eq!(smallest_anonymous_order(&root), 9);
+        size(8, on, Some(3));
         assert_eq!(smallest_anonymous_order(&root), 9);
         size(64, off, Some(1));
         assert_eq!(smallest_anonymous_order(&root), 4, "left from before");
@@ -72,7 +75,5 @@ mod tests {
         assert_eq!(smallest_anonymous_order(&root), 4, "may come");
         size(16, off, None);
         assert_eq!(smallest_anonymous_order(&root), 2, "nobody counts");
-        size(8, on, Some(3));
-        assert_eq!(smallest_anonymous_order(&root), 2);
     }
 }

@@ -33,6 +33,9 @@ const MAPS_HELD: usize = 64;
 const UNSCANNED_MOST: u32 = 32;
 /// Frames whose flags one read fetches: as many as [`KpageFlags::read`] takes.
 const RUN: usize = 64;
+/// log2 of the pages of a folio from which on to ask for one of its frames costs less than for all: where
+/// folios are smaller, the flags of all come in one read.
+const SPARSE_ORDER: u8 = 5;
 /// Pages of 4 KiB in a huge one.
 const HUGE_PAGES: u64 = HUGE_PAGE_BYTES >> PAGE_SHIFT;
 
@@ -402,7 +405,10 @@ impl Locator {
             return Ok(length);
         }
         let is_anonymous = !may_be_zero && entries[..length].iter().all(|e| !e.file_or_shared());
-        if let (true, Some((order, _))) = (is_anonymous, self.order) {
+        if is_anonymous
+            && let Some((order, _)) = self.order
+            && order >= SPARSE_ORDER
+        {
             anonymous_flags(flags, first, order, &mut self.frames)?;
             return Ok(length);
         }

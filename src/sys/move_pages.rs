@@ -85,7 +85,7 @@ impl Status {
 /// # Errors
 /// `ESRCH` when the process has ended; `EPERM` without the right to trace it.
 pub fn query(pid: Pid, pages: &[VirtAddr]) -> io::Result<Vec<Status>> {
-    call(pid, pages, None).map(|(_, status)| status)
+    call(pid, pages, None).map(|(_, status)| statuses(status))
 }
 
 /// The same as nodes: `None` for a page that is not present or on its way.
@@ -117,7 +117,7 @@ pub fn move_to(
 ) -> io::Result<(bool, Vec<Status>)> {
     let node = i32::try_from(node.0).map_err(|_| io::ErrorKind::InvalidInput)?;
     let (left, status) = call(pid, pages, Some((node, which)))?;
-    Ok((left == 0, status))
+    Ok((left == 0, statuses(status)))
 }
 
 /// The same, `held` of them at a time: so many are unmapped together, and whoever touches one
@@ -138,8 +138,16 @@ pub fn move_in_groups(
     which: Which,
 ) -> io::Result<Vec<Status>> {
     let held = held.clamp(1, pages.len().max(1));
-    let (is_all, raw) = move_to(pid, &parted(pages, held), node, which)?;
-    Ok(unparted(raw, held, is_all))
+    let raw_node = i32::try_from(node.0).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let (left, raw) = call(pid, &parted(pages, held), Some((raw_node, which)))?;
+    let mut groups = raw
+        .chunks(held + 1)
+        .flat_map(|group| group.iter().take(held));
+    if left == 0 && groups.all(|status| *status == raw_node) {
+        // As nearly always.
+        return Ok(vec![Status::On(node); pages.len()]);
+    }
+    Ok(unparted(statuses(raw), held, left == 0))
 }
 
 /// The statuses of pages, without those between groups, as far as the kernel came. Where it ended
@@ -171,16 +179,17 @@ fn parted(pages: &[VirtAddr], held: usize) -> Vec<VirtAddr> {
     parted
 }
 
-/// How many did not move, and a status each.
-fn call(pid: Pid, pages: &[VirtAddr], to: Option<(i32, Which)>) -> io::Result<(i64, Vec<Status>)> {
+fn statuses(raw: Vec<i32>) -> Vec<Status> {
+    raw.into_iter().map(Status::of).collect()
+}
+
+/// How many did not move, and a status each, as the kernel tells them.
+fn call(pid: Pid, pages: &[VirtAddr], to: Option<(i32, Which)>) -> io::Result<(i64, Vec<i32>)> {
+    // An address is passed as a pointer.
+    const { assert!(size_of::<VirtAddr>() == size_of::<*const libc::c_void>()) };
     if pages.is_empty() {
         return Ok((0, Vec::new()));
     }
-    let addresses: Vec<*const libc::c_void> = pages
-        .iter()
-        .map(|a| usize::try_from(a.0).map(std::ptr::without_provenance))
-        .collect::<Result<_, _>>()
-        .map_err(|_| io::ErrorKind::InvalidInput)?;
     let nodes: Option<Vec<i32>> = to.map(|(node, _)| vec![node; pages.len()]);
     let mut status = vec![UNTOUCHED; pages.len()];
     // SAFETY: the arrays hold `pages.len()` entries and outlive the call; the
@@ -189,8 +198,8 @@ fn call(pid: Pid, pages: &[VirtAddr], to: Option<(i32, Which)>) -> io::Result<(i
         libc::syscall(
             libc::SYS_move_pages,
             pid.0,
-            addresses.len(),
-            addresses.as_ptr(),
+            pages.len(),
+            pages.as_ptr(),
             nodes
                 .as_ref()
                 .map_or(std::ptr::null(), |n: &Vec<i32>| n.as_ptr()),
@@ -201,7 +210,7 @@ fn call(pid: Pid, pages: &[VirtAddr], to: Option<(i32, Which)>) -> io::Result<(i
     if rc < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok((rc, status.into_iter().map(Status::of).collect()))
+    Ok((rc, status))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 //! and huge folios go in batches of their own, each as large as its call may be long
 //! ([`carry`]); how large that is, and whether one thread calls or two, is learnt from
 //! what calls took ([`tiering::moving`](crate::tiering::moving)). Of a call only so many folios
-//! are out of reach at once as take 2 ms, 32 at least: whoever touches one waits for these.
+//! are out of reach at once as take 4 ms, 32 at least: whoever touches one waits for these.
 //! Two threads take both
 //! directions at once: promotions, for which there is room by now, and the demotions
 //! that make room for the next. Before each batch the destination must have room for it
