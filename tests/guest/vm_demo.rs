@@ -65,7 +65,7 @@ fn without_it_below_35_percent() {
     if !in_guest() {
         return;
     }
-    let (phases, seconds) = short_or_full(("2", "10"), ("3", "20"));
+    let (phases, seconds) = short_or_full(("1", "10"), ("3", "20"));
     let outcome = demo(&["--baseline", "--phases", phases, "--phase-seconds", seconds]);
     let shares = fast_shares(&outcome);
     assert!(shares.iter().all(|&s| s < 0.35), "{shares:?}: {outcome:#}");
