@@ -5,6 +5,8 @@
 
 #[path = "../benches/tiers/chart.rs"]
 mod chart;
+#[path = "../benches/tiers/compare.rs"]
+mod compare;
 #[path = "../benches/tiers/results.rs"]
 mod results;
 #[path = "../benches/tiers/stats.rs"]
@@ -24,6 +26,7 @@ fn row(system: &str, pace: f64, run: u32, seconds: f64) -> Row {
         relative_to_first_touch: None,
         host_others_cpu_seconds: 0.5,
         commit: "0123456789ab".into(),
+        host: "here".into(),
         measured: Measured {
             seconds,
             operations: 10,
@@ -53,8 +56,9 @@ fn rows_survive_the_file_and_are_found_again() {
         pace,
         run: 1,
     };
-    assert!(loaded[1].is(&job("ial", 0.1)));
-    assert!(!loaded[1].is(&job("ial", 1.0)));
+    assert!(loaded[1].is(&job("ial", 0.1), "here"));
+    assert!(!loaded[1].is(&job("ial", 1.0), "here"));
+    assert!(!loaded[1].is(&job("ial", 0.1), "elsewhere"));
 
     let text = std::fs::read_to_string(&path).unwrap();
     let array: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
@@ -67,6 +71,7 @@ fn rows_survive_the_file_and_are_found_again() {
         "misses_by_node",
         "moved_bytes",
         "daemon_cpu_seconds",
+        "host",
     ] {
         assert!(array[0].get(key).is_some(), "{key} in {}", array[0]);
     }
@@ -97,6 +102,69 @@ fn each_run_is_related_to_first_touch_of_the_same_run() {
     assert_eq!((cells[1].runs, cells[1].seconds), (3, 30.0));
     assert_eq!(cells[1].relative, Some(0.625));
     assert!((cells[1].shares[&2] - 0.7).abs() < 1e-9);
+}
+
+#[test]
+fn machines_are_kept_apart() {
+    let on = |host: &str, mut row: Row| {
+        row.host = host.into();
+        row.measured.waited_ms_by_node = [(0, 10.0)].into();
+        row
+    };
+    let mut rows = [
+        on("old", row("first-touch", 1.0, 1, 40.0)),
+        on("old", row("numab2", 1.0, 1, 50.0)),
+        on("old", row("ial", 1.0, 1, 30.0)),
+        on("here", row("first-touch", 1.0, 1, 20.0)),
+        on("here", row("numab2", 1.0, 1, 30.0)),
+        on("", row("numab2", 1.0, 1, 30.0)),
+    ];
+    results::relate(&mut rows);
+    let related: Vec<_> = rows.iter().map(|r| r.relative_to_first_touch).collect();
+    let on_old = [Some(1.0), Some(1.25), Some(0.75)];
+    assert_eq!(
+        related,
+        [&on_old[..], &[Some(1.0), Some(1.5), None]].concat()
+    );
+    assert_eq!(results::shown_host(&rows, "here"), "here");
+    assert_eq!(results::shown_host(&rows, "nowhere"), "old");
+    assert_eq!(results::shown_host(&[], "nowhere"), "nowhere");
+    assert_eq!(results::cells(&rows[5..], 20.0)[0].modelled, None);
+    let mut other = rows[1].clone();
+    other.commit = "other".into();
+    let rows = [&rows[..2], &[other]].concat();
+    assert_eq!(results::commits(&rows), [("0123456789ab", 2), ("other", 1)]);
+}
+
+#[test]
+fn an_order_that_is_not_the_same_twice_is_told() {
+    let all = |ial: f64, numab2: f64, adaptive: f64| {
+        let mut rows = [
+            row("first-touch", 1.0, 1, 100.0),
+            row("ial", 0.3, 1, ial),
+            row("numab2", 1.0, 1, numab2),
+            row("adaptive", 0.3, 1, adaptive),
+        ];
+        results::relate(&mut rows);
+        results::cells(&rows, 20.0)
+    };
+    let first = all(80.0, 120.0, 78.0);
+    assert_eq!(compare::compare(&first, &first), (5, vec![]));
+    // `ial` and `adaptive` are level in both; `numab2` gets ahead of first touch.
+    let (apart, turned) = compare::compare(&first, &all(77.0, 98.0, 79.0));
+    assert_eq!(apart, 5);
+    let [pair] = &turned[..] else {
+        panic!("{turned:?}");
+    };
+    assert_eq!((&*pair.ahead, &*pair.behind), ("first-touch", "numab2"));
+    assert!((pair.first - 0.2).abs() < 1e-9 && (pair.second + 0.02).abs() < 1e-9);
+    let text = compare::text(apart, &turned);
+    assert!(
+        text.contains("gups: first-touch before numab2 by 20.0 %"),
+        "{text}"
+    );
+    // What one of them lacks is not compared.
+    assert_eq!(compare::compare(&first, &first[..1]), (0, vec![]));
 }
 
 #[test]
@@ -158,6 +226,10 @@ fn results_that_cannot_be_are_told() {
     let mut blind = row("ial", 1.0, 1, 3.0);
     blind.measured.misses_by_node.clear();
     assert_eq!(blind.fault(), Some("no misses"));
+    let mut bound = row("bound", 1.0, 1, 3.0);
+    assert!(bound.fault().is_some_and(|fault| fault.contains("fastest")));
+    bound.measured.misses_by_node = [(0, 999), (2, 1)].into();
+    assert_eq!(bound.fault(), None);
 }
 
 #[test]
@@ -197,7 +269,7 @@ fn table_and_charts_show_every_system() {
     assert_eq!(table::all(&cells).lines().count(), 3);
     let means = table::means(&cells);
     let ial: Vec<&str> = means.lines().last().unwrap().split_whitespace().collect();
-    assert_eq!(ial, ["ial", "0.750", "-"]);
+    assert_eq!(ial, ["ial", "x0.1", "0.750", "-"]);
     let charts = chart::all(&cells);
     let names: Vec<_> = charts.iter().map(|(name, _)| *name).collect();
     assert_eq!(names, ["time", "misses", "moved", "cpu"]);

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::results::{Job, Measured};
+use crate::guest;
+use crate::results::{BOUND, Job, Measured};
 use crate::sets::Set;
-use crate::{guest, system};
 
 /// Of memory on node 0, the fastest.
 const FAST_NODE: &str = "320M";
@@ -25,7 +25,7 @@ const GUEST_DIED: i32 = 126;
 
 /// Runs these, one after the other, in one guest: the result of each.
 pub(crate) fn measure(jobs: &[&Job], set: &Set) -> Result<Vec<Result<Measured, String>>, String> {
-    let node = if jobs.iter().any(|job| job.system == system::BOUND) {
+    let node = if jobs.iter().any(|job| job.system == BOUND) {
         FAST_NODE_BOUND
     } else {
         FAST_NODE

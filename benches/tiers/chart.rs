@@ -168,7 +168,7 @@ fn bar(out: &mut String, chart: &Chart<'_>, cell: &Cell, y: f64, scale: f64) {
     let _ = writeln!(
         out,
         "<text x=\"{name_x}\" y=\"{text_y}\" text-anchor=\"end\">{}</text>",
-        escaped(&cell.system)
+        escaped(&cell.name())
     );
     let Some(parts) = (chart.value)(cell) else {
         return;

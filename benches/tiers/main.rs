@@ -21,7 +21,9 @@
 
 mod boot;
 mod chart;
+mod compare;
 mod guest;
+mod host;
 mod results;
 mod run;
 mod sets;
@@ -50,6 +52,13 @@ enum Verb {
     Run(run::Options),
     /// Show the results of a set, and draw them
     Show(run::Options),
+    /// Compare the results of a set with others: whether pairs of systems keep their order
+    Compare {
+        /// The others
+        with: std::path::PathBuf,
+        #[command(flatten)]
+        options: run::Options,
+    },
     /// In the guest: measure workloads under systems, one after the other
     #[command(hide = true)]
     Guest {
@@ -77,6 +86,7 @@ fn main() -> ExitCode {
     let result = match Args::parse_from(args).verb {
         Verb::Run(options) => run::run(&options),
         Verb::Show(options) => run::show(&options),
+        Verb::Compare { with, options } => run::compare(&options, &with),
         Verb::Guest { runs, size } => guest::measure_all(&runs, size),
         Verb::Missing { systems } => guest::missing_all(&systems),
         Verb::Workload { name, size } => workload::run(&name, size),

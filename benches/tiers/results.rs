@@ -15,6 +15,11 @@ use crate::stats::{interval, median};
 /// The system that all others are compared with.
 pub(crate) const FIRST_TOUCH: &str = "first-touch";
 
+/// First touch on a machine whose node 0 holds all: as fast as it can be. And of its misses those that
+/// this node has to serve: the rest are of what a program maps from files that lie elsewhere already.
+pub(crate) const BOUND: &str = "bound";
+const ALL: f64 = 0.99;
+
 /// Systems that are this project's daemon, by its policies.
 pub(crate) const OURS: [&str; 3] = ["adaptive", "hm-keeper", "ial"];
 
@@ -160,15 +165,19 @@ pub(crate) struct Row {
     pub(crate) host_others_cpu_seconds: f64,
     /// The commit that was measured, with `+` where the tree had changes.
     pub(crate) commit: String,
+    /// The machine that it ran on; empty where that was not kept.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) host: String,
     /// The measurement.
     #[serde(flatten)]
     pub(crate) measured: Measured,
 }
 
 impl Row {
-    /// Whether it is this run.
-    pub(crate) fn is(&self, job: &Job) -> bool {
-        self.set == job.set
+    /// Whether it is this run, on this machine.
+    pub(crate) fn is(&self, job: &Job, host: &str) -> bool {
+        self.host == host
+            && self.set == job.set
             && self.workload == job.workload
             && self.system == job.system
             && (self.pace - job.pace).abs() < 1e-9
@@ -184,6 +193,9 @@ impl Row {
             () if m.operations == 0 => Some("no operations"),
             () if misses == 0 => Some("no misses"),
             () if m.daemon_cpu_seconds < 0.0 => Some("CPU time below zero"),
+            () if self.system == BOUND && self.share_of(0) < ALL => {
+                Some("not everything was in the fastest tier")
+            }
             () => None,
         }
     }
@@ -255,11 +267,12 @@ pub(crate) fn save(path: &Path, rows: &[Row]) -> io::Result<()> {
     std::fs::rename(&aside, path)
 }
 
-/// Sets each row's relation to first touch anew, which must have done the same work.
+/// Sets each row's relation to first touch anew, which must have done the same work on the same
+/// machine.
 pub(crate) fn relate(rows: &mut [Row]) {
     let key = |r: &Row| {
-        let work = r.measured.operations;
-        (r.set.clone(), r.workload.clone(), r.run, work)
+        let work = (r.workload.clone(), r.measured.operations);
+        (r.set.clone(), r.host.clone(), work, r.run)
     };
     let first: BTreeMap<_, f64> = rows
         .iter()
@@ -310,6 +323,7 @@ fn modelled(row: &Row, rows: &[Row], stretch: f64) -> Option<f64> {
     let first = rows.iter().find(|r| {
         r.system == FIRST_TOUCH
             && r.set == row.set
+            && r.host == row.host
             && r.workload == row.workload
             && r.run == row.run
             && r.measured.operations == row.measured.operations
@@ -320,10 +334,49 @@ fn modelled(row: &Row, rows: &[Row], stretch: f64) -> Option<f64> {
 }
 
 impl Cell {
+    /// The system, with its pace where that is not its own.
+    pub(crate) fn name(&self) -> String {
+        named(&self.system, self.pace)
+    }
+
     /// Whether a system can gain by what it places where.
     pub(crate) fn has_gain(&self) -> bool {
         !WITHOUT_GAIN.contains(&self.workload.as_str())
     }
+}
+
+/// A system and its pace.
+pub(crate) fn named(system: &str, pace: f64) -> String {
+    if (pace - 1.0).abs() < 1e-9 {
+        system.to_owned()
+    } else {
+        format!("{system} x{pace}")
+    }
+}
+
+/// The machine whose rows are to be shown: this one, or else the one that has most of them.
+pub(crate) fn shown_host(rows: &[Row], here: &str) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for row in rows {
+        *counts.entry(&row.host).or_default() += 1;
+    }
+    let most = counts.iter().max_by_key(|(_, count)| **count);
+    match most {
+        Some((host, _)) if !counts.contains_key(here) => (*host).to_owned(),
+        _ => here.to_owned(),
+    }
+}
+
+/// Commits that were measured, the first ones first, with how many rows each has.
+pub(crate) fn commits(rows: &[Row]) -> Vec<(&str, usize)> {
+    let mut commits: Vec<(&str, usize)> = Vec::new();
+    for row in rows {
+        match commits.iter_mut().find(|(commit, _)| *commit == row.commit) {
+            Some((_, count)) => *count += 1,
+            None => commits.push((&row.commit, 1)),
+        }
+    }
+    commits
 }
 
 /// Cells in the order in which their first rows come. A second of the modelled machine is

@@ -11,7 +11,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 
 use crate::results::{self, Job, Measured, Row};
 use crate::sets::{Choice, Set};
-use crate::{boot, chart, guest, system, table, workload};
+use crate::{boot, chart, compare as comparison, guest, host, system, table, workload};
 
 /// Of a run, before any was done.
 const GUESS: Duration = Duration::from_secs(60);
@@ -33,6 +33,9 @@ pub(crate) struct Options {
     /// Where results lie [default: benches/results/tiers.json; smoke's in the target directory]
     #[arg(long)]
     results: Option<PathBuf>,
+    /// Show what ran on this machine, as results name it [default: this one, or else the one with most results]
+    #[arg(long)]
+    host: Option<String>,
 }
 
 impl Options {
@@ -80,7 +83,8 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
             choice.absent.push(name);
         }
     }
-    let is_open = |job: &Job| !rows.iter().any(|r| r.is(job));
+    let here = host::here();
+    let is_open = |job: &Job| !rows.iter().any(|r| r.is(job, &here));
     let jobs = set.jobs(&choice);
     let mut asked = system::BY_KERNEL.to_vec();
     asked.retain(|name| jobs.iter().any(|job| job.system == *name && is_open(job)));
@@ -103,14 +107,22 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
         .filter(|job| is_open(job))
         .take(options.limit.unwrap_or(usize::MAX))
         .collect();
-    let there = jobs.iter().filter(|job| !is_open(job)).count();
+    let there: Vec<&Row> = (rows.iter())
+        .filter(|r| jobs.iter().any(|job| r.is(job, &here)))
+        .collect();
     println!(
-        "{}: {} runs, {there} are there, {} to do",
+        "{}: {} runs, {} are there, {} to do; on {here}",
         set.name,
         jobs.len(),
+        there.len(),
         todo.len()
     );
     let commit = commit();
+    if there.iter().any(|row| row.commit != commit) {
+        println!(
+            "what is there was measured at other commits than {commit}: --results FILE begins anew"
+        );
+    }
     let wide = 2 * todo.len().to_string().len() + 1;
     if !todo.is_empty() {
         println!("{}", table::head(wide));
@@ -148,6 +160,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
                     relative_to_first_touch: None,
                     host_others_cpu_seconds: guest.others,
                     commit: commit.clone(),
+                    host: here.clone(),
                     measured,
                 });
                 let fault = |row: Row| row.fault().map_or(Ok(row.clone()), |f| Err(f.to_owned()));
@@ -184,7 +197,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     show(options)?;
     // As whoever reads the file will find it.
     let rows = results::load(&file).map_err(|e| e.to_string())?;
-    let failed = todo.iter().filter(|j| !rows.iter().any(|r| r.is(j)));
+    let failed = todo.iter().filter(|j| !rows.iter().any(|r| r.is(j, &here)));
     match failed.count() {
         0 if options.limit.is_some() => Ok(()),
         0 => set.covered_by(&rows, &choice),
@@ -198,8 +211,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
 pub(crate) fn show(options: &Options) -> Result<(), String> {
     let set = options.set()?;
     let file = options.results();
-    let mut rows = results::load(&file).map_err(|e| e.to_string())?;
-    rows.retain(|r| r.set == set.name);
+    let rows = shown(options, &file, true)?;
     let cells = results::cells(&rows, stretch()?);
     let best = results::best_paces(&cells);
     print!("{}\n{}", table::all(&cells), table::means(&best));
@@ -209,6 +221,49 @@ pub(crate) fn show(options: &Options) -> Result<(), String> {
         let path = format!("{}-{}-{name}.svg", stem.display(), set.name);
         std::fs::write(&path, chart).map_err(|e| format!("{path}: {e}"))?;
     }
+    Ok(())
+}
+
+/// The rows of the set on one machine; `tells`: says which.
+fn shown(options: &Options, file: &Path, tells: bool) -> Result<Vec<Row>, String> {
+    let set = options.set()?;
+    let mut rows = results::load(file).map_err(|e| e.to_string())?;
+    rows.retain(|r| r.set == set.name);
+    let all = rows.len();
+    let default = || results::shown_host(&rows, &host::here());
+    let chosen = options.host.clone().unwrap_or_else(default);
+    rows.retain(|r| r.host == chosen);
+    if tells && !rows.is_empty() {
+        let name = if chosen.is_empty() {
+            "a machine that was not kept"
+        } else {
+            &chosen
+        };
+        let commits = results::commits(&rows);
+        let commits: Vec<String> = (commits.iter())
+            .map(|(commit, count)| format!("{commit} ({count})"))
+            .collect();
+        println!("On {name}, at {}", commits.join(", "));
+        if all > rows.len() {
+            println!(
+                "{} more of other machines are left out: --host",
+                all - rows.len()
+            );
+        }
+    }
+    Ok(rows)
+}
+
+/// Whether pairs of systems that are apart keep their order in other results.
+pub(crate) fn compare(options: &Options, with: &Path) -> Result<(), String> {
+    let stretch = stretch()?;
+    let first = results::cells(&shown(options, &options.results(), true)?, stretch);
+    let second = results::cells(&shown(options, with, true)?, stretch);
+    let (apart, turned) = comparison::compare(&first, &second);
+    if apart == 0 {
+        return Err("they have no two systems in common that are apart".to_owned());
+    }
+    print!("{}", comparison::text(apart, &turned));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Results as text: a line as each run ends, and a table of all. Pure.
 
-use crate::results::{Cell, FIRST_TOUCH, Latency, Row};
+use crate::results::{Cell, FIRST_TOUCH, Latency, Row, named};
 use crate::stats::{geometric_mean, median};
 
 /// Above the lines of [`line`].
@@ -28,7 +28,7 @@ pub(crate) fn line(row: &Row) -> String {
     let shares = m.misses_by_node.keys().map(|&n| row.share_of(n));
     values(
         &row.workload,
-        &system(&row.system, row.pace),
+        &named(&row.system, row.pace),
         &row.run.to_string(),
         m.seconds,
         row.relative_to_first_touch,
@@ -52,7 +52,7 @@ pub(crate) fn all(cells: &[Cell]) -> String {
         text += "  ";
         text += &values(
             &cell.workload,
-            &system(&cell.system, cell.pace),
+            &cell.name(),
             &format!("x{}", cell.runs),
             cell.seconds,
             cell.relative,
@@ -79,10 +79,10 @@ pub(crate) fn all(cells: &[Cell]) -> String {
 /// Each system's geometric mean of its times relative to first touch, over the workloads where
 /// placement matters and over those where nothing is to be gained.
 pub(crate) fn means(cells: &[Cell]) -> String {
-    let mut systems: Vec<&str> = Vec::new();
+    let mut systems: Vec<String> = Vec::new();
     for cell in cells {
-        if !systems.contains(&cell.system.as_str()) {
-            systems.push(&cell.system);
+        if !systems.contains(&cell.name()) {
+            systems.push(cell.name());
         }
     }
     let mut text = means_line("geometric means", "where placement matters", "elsewhere");
@@ -90,11 +90,11 @@ pub(crate) fn means(cells: &[Cell]) -> String {
         let mean = |gains: bool| {
             let own = cells
                 .iter()
-                .filter(|c| c.system == system && c.has_gain() == gains);
+                .filter(|c| c.name() == system && c.has_gain() == gains);
             let relative: Vec<f64> = own.filter_map(|c| c.relative).collect();
             geometric_mean(&relative).map_or("-".to_owned(), |m| format!("{m:.3}"))
         };
-        text += &means_line(system, &mean(true), &mean(false));
+        text += &means_line(&system, &mean(true), &mean(false));
     }
     text
 }
@@ -107,7 +107,7 @@ pub(crate) fn latencies(rows: &[Row]) -> String {
         let Some(latency) = row.measured.latency else {
             continue;
         };
-        let system = system(&row.system, row.pace);
+        let system = named(&row.system, row.pace);
         let is_one = |g: &&mut (&str, String, _)| g.0 == row.workload && g.1 == system;
         match groups.iter_mut().find(is_one) {
             Some(group) => group.2.push(latency),
@@ -137,14 +137,6 @@ pub(crate) fn latencies(rows: &[Row]) -> String {
 
 fn means_line(system: &str, gain: &str, none: &str) -> String {
     format!("  {system:<16} {gain:>23} {none:>9}\n")
-}
-
-fn system(name: &str, pace: f64) -> String {
-    if (pace - 1.0).abs() < 1e-9 {
-        name.to_owned()
-    } else {
-        format!("{name} x{pace}")
-    }
 }
 
 fn values(

@@ -4,16 +4,12 @@
 mod damos;
 mod ours;
 
-use hmkeeper::sys::numa::node_free;
-use hmkeeper::sys::root::Root;
-use hmkeeper::units::NodeId;
-
-use crate::results::{Daemon, OURS, Scheme};
+use crate::results::{BOUND, Daemon, OURS, Scheme};
 
 /// All of them.
 pub(crate) const NAMES: [&str; 10] = [
     "first-touch",
-    "bound",
+    BOUND,
     "interleave",
     "numab1",
     "numab2",
@@ -42,9 +38,6 @@ pub(crate) fn short_pace(name: &str) -> f64 {
         _ => 1.0,
     }
 }
-
-/// The machine for `bound`: all of the workload fits into node 0.
-pub(crate) const BOUND: &str = "bound";
 
 /// One of them, in the guest.
 pub(crate) trait System {
@@ -86,8 +79,7 @@ pub(crate) trait System {
 /// By its name.
 pub(crate) fn named(name: &str, pace: f64) -> Option<Box<dyn System>> {
     Some(match name {
-        "first-touch" => Box::new(Nothing { wrapper: None }),
-        BOUND => Box::new(Bound),
+        "first-touch" | BOUND => Box::new(Nothing { wrapper: None }),
         "interleave" => Box::new(Nothing {
             wrapper: Some(&["numactl", "--interleave=all"]),
         }),
@@ -128,23 +120,12 @@ impl System for Nothing {
     }
 }
 
-/// First touch on a machine whose node 0 holds all: as fast as it can be.
-struct Bound;
-
-impl System for Bound {
-    fn start(&mut self, _: u32) -> Result<(), String> {
-        let free = node_free(&Root::host(), NodeId(0)).map_err(|e| format!("node 0: {e}"))?;
-        if free.0 == 0 {
-            return Err("bound: node 0 is full, and what did not fit lies elsewhere".into());
-        }
-        Ok(())
-    }
-}
-
 /// The kernel's NUMA balancing (Documentation/admin-guide/sysctl/kernel.rst): 1 moves pages to the
 /// node of the CPU that uses them; 2 promotes them to a faster tier, for which demotion on
 /// reclaim (Documentation/ABI/testing/sysfs-kernel-mm-numa) makes room. The periods are the
-/// kernel's defaults, all in debugfs.
+/// kernel's defaults, all in debugfs. Within how long what is touched is hot is shorter with shorter
+/// periods, but not longer with longer ones: who looks more seldom for the sake of its cost does not
+/// want more to be promoted.
 struct Balancing {
     mode: u32,
     pace: f64,
@@ -153,17 +134,19 @@ struct Balancing {
 const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 const DEMOTION: &str = "/sys/kernel/mm/numa/demotion_enabled";
 /// Milliseconds.
-const PERIODS: [(&str, f64); 4] = [
+const PERIODS: [(&str, f64); 3] = [
     ("scan_delay_ms", 1000.0),
     ("scan_period_min_ms", 1000.0),
     ("scan_period_max_ms", 60_000.0),
-    ("hot_threshold_ms", 1000.0),
 ];
+const HOT_WITHIN: (&str, f64) = ("hot_threshold_ms", 1000.0);
 
 impl System for Balancing {
     fn start(&mut self, _: u32) -> Result<(), String> {
-        for (name, ms) in PERIODS {
-            let value = format!("{:.0}", (ms * self.pace).max(1.0));
+        let periods = PERIODS.map(|(name, ms)| (name, ms * self.pace));
+        let hot_within = (HOT_WITHIN.0, HOT_WITHIN.1 * self.pace.min(1.0));
+        for (name, ms) in periods.into_iter().chain([hot_within]) {
+            let value = format!("{:.0}", ms.max(1.0));
             write(
                 &format!("/sys/kernel/debug/sched/numa_balancing/{name}"),
                 &value,

@@ -16,6 +16,8 @@ const DEGREES: u32 = 5;
 const BLOCK: usize = 512;
 const DAMPING: f64 = 0.85;
 const NOT_YET: u32 = u32::MAX;
+/// Of so many vertices one has its rank checked.
+const CHECKED: usize = 16;
 
 /// A vertex's record.
 #[derive(Clone, Copy, Debug, Default)]
@@ -129,11 +131,25 @@ impl Workload for PageRank {
     }
 
     fn check(&mut self) -> Result<(), String> {
-        let sum: f64 = self.graph.vertices.iter().map(|v| v.rank).sum();
-        let is_one = (sum - 1.0).abs() < 1e-6;
-        is_one
-            .then_some(())
-            .ok_or_else(|| format!("the ranks' sum is {sum} and not 1"))
+        let vertices = &self.graph.vertices;
+        let sum: f64 = vertices.iter().map(|v| v.rank).sum();
+        if (sum - 1.0).abs() >= 1e-6 {
+            return Err(format!("the ranks' sum is {sum} and not 1"));
+        }
+        // Of the last round: what nobody handed on is what nobody names.
+        let handed: f64 = (vertices.iter())
+            .map(|v| v.part * f64::from(v.outgoing))
+            .sum();
+        let base = (1.0 - DAMPING + DAMPING * (1.0 - handed)) / vertices.len() as f64;
+        for v in (0..vertices.len()).step_by(CHECKED) {
+            let edges = &self.graph.edges[self.graph.edges_of(v)];
+            let gathered: f64 = edges.iter().map(|&to| vertices[to as usize].part).sum();
+            let (rank, wanted) = (vertices[v].rank, base + DAMPING * gathered);
+            if (rank - wanted).abs() > 1e-6 * wanted {
+                return Err(format!("the rank of vertex {v} is {rank} and not {wanted}"));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -142,6 +158,8 @@ pub(super) struct Bfs {
     graph: Graph,
     queue: Vec<u32>,
     roots: usize,
+    /// Vertices that the last search reached, the first ones of the queue.
+    reached: usize,
 }
 
 impl Bfs {
@@ -151,11 +169,12 @@ impl Bfs {
             queue: vec![0; graph.vertices.len()],
             graph,
             roots: size.work(32).div_ceil(32),
+            reached: 0,
         }
     }
 
-    /// Visits all that can be reached: gives how many, and the edges that were looked at.
-    fn search(&mut self, root: usize) -> (usize, u64) {
+    /// Visits all that can be reached: gives how many edges were looked at.
+    fn search(&mut self, root: usize) -> u64 {
         for v in &mut self.graph.vertices {
             v.level = NOT_YET;
         }
@@ -177,17 +196,34 @@ impl Bfs {
                 }
             }
         }
-        (tail, looked)
+        self.reached = tail;
+        looked
     }
 
-    /// No edge out of what was reached leads further than one level.
-    fn is_breadth_first(&self, reached: usize) -> bool {
-        let level = |v: usize| self.graph.vertices[v].level;
-        self.queue[..reached].iter().all(|&v| {
-            let own = level(v as usize);
-            let mut edges = self.graph.edges_of(v as usize);
-            edges.all(|e| level(self.graph.edges[e] as usize) <= own + 1)
-        })
+    /// What is wrong with the levels that the last search has set, if anything.
+    fn fault(&self) -> Option<&'static str> {
+        let level = |v: u32| self.graph.vertices[v as usize].level;
+        let (root, reached) = self.queue[..self.reached].split_first()?;
+        let mut is_named = vec![false; self.graph.vertices.len()];
+        for &v in &self.queue[..self.reached] {
+            for &to in &self.graph.edges[self.graph.edges_of(v as usize)] {
+                if level(to) > level(v) + 1 {
+                    return Some("an edge leads over more than one level");
+                }
+                is_named[to as usize] |= level(to) == level(v) + 1;
+            }
+        }
+        let all = self.graph.vertices.iter();
+        match () {
+            () if level(*root) != 0 => Some("the root is not on the first level"),
+            () if all.filter(|v| v.level != NOT_YET).count() != self.reached => {
+                Some("what was not reached has a level")
+            }
+            () if !reached.iter().all(|&v| is_named[v as usize]) => {
+                Some("no edge from the level before leads to what was reached")
+            }
+            () => None,
+        }
     }
 }
 
@@ -195,17 +231,15 @@ impl Workload for Bfs {
     fn work(&mut self, _: &mut Latencies) -> u64 {
         let mut all = 0;
         for root in 0..self.roots {
-            all += self.search(root * 7919).1;
+            all += self.search(root * 7919);
         }
         all
     }
 
     fn check(&mut self) -> Result<(), String> {
-        let (reached, _) = self.search(0);
-        if self.is_breadth_first(reached) {
-            Ok(())
-        } else {
-            Err("an edge leads over more than one level".into())
+        if self.reached == 0 {
+            return Err("nothing was searched".into());
         }
+        self.fault().map_or(Ok(()), |fault| Err(fault.into()))
     }
 }
