@@ -520,6 +520,11 @@ impl EpochLoop {
         report.paused.sort_unstable();
     }
 
+    /// See [`Policy::take_hint_faults`](crate::tiering::policy::Policy::take_hint_faults).
+    pub fn take_hint_faults(&mut self) -> f64 {
+        self.engine.take_hint_faults()
+    }
+
     /// Undoes every kernel setting.
     pub fn release(&mut self) {
         self.ports.sampler.release();

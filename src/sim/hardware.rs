@@ -93,7 +93,7 @@ pub struct Costs {
     pub small_move: Nanos,
     /// Moving a huge page of 2 MiB, of ours.
     pub huge_move: Nanos,
-    /// A hint fault, of the application's: nothing here makes any yet.
+    /// A hint fault, of the application's: where a policy stands for a kernel that has such.
     pub hint_fault: Nanos,
     /// Setting an accessed bit again that was cleared, of the application's.
     pub accessed: Nanos,
@@ -159,7 +159,12 @@ impl Costs {
     pub fn coarser(mut self, coarse: u8) -> Self {
         self.coarse += coarse;
         let all = f64::from(coarse).exp2();
-        for cost in [&mut self.scan, &mut self.count, &mut self.accessed] {
+        for cost in [
+            &mut self.scan,
+            &mut self.count,
+            &mut self.accessed,
+            &mut self.hint_fault,
+        ] {
             *cost = Nanos((cost.0 as f64 * all) as u64);
         }
         self

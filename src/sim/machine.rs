@@ -335,6 +335,14 @@ impl Machine {
         self.settle();
     }
 
+    /// So many folios' hint faults came, which its programs' threads take, all alike.
+    pub(super) fn fault(&mut self, folios: f64) {
+        let seconds = folios * self.costs.hint_fault.as_secs_f64();
+        for program in self.programs() {
+            program.hold(seconds / program.threads());
+        }
+    }
+
     /// Puts a program's folios, the first ones first, on the nodes one after the other, at
     /// no cost.
     pub fn arrange(&mut self, pid: Pid, folios: &[usize], nodes: &[NodeId]) {

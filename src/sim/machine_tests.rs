@@ -64,6 +64,21 @@ fn folios(machine: &mut Machine) -> [u64; 2] {
 }
 
 #[test]
+fn hint_faults_hold_up_all_threads_alike() {
+    let held = |faults: f64| {
+        let mut machine = machine();
+        machine.fault(faults);
+        machine.wait(Nanos::from_secs(10));
+        machine.program(PID).expect("a program").seconds().1
+    };
+    let threads = machine().program(PID).expect("a program").threads();
+    assert!(held(0.0) <= 0.0);
+    // Of 1 us.
+    let held = held(2e6 * threads);
+    assert!((held - 2.0).abs() < 1e-6, "{held}");
+}
+
+#[test]
 fn first_touch_fills_the_nodes_in_their_order() {
     assert_eq!(folios(&mut machine()), [ROOM, FOLIOS - ROOM]);
 }

@@ -57,7 +57,9 @@ impl Policy {
             ("first-touch", Self::FirstTouch),
             ("memory-mode", Self::MemoryMode),
         ];
-        all.extend(PolicyName::CHOICES.map(|(name, policy)| (name, Self::Engine(policy))));
+        // Without a daemon that watches.
+        let moving = (PolicyName::CHOICES.into_iter()).filter(|c| c.1 != PolicyName::FirstTouch);
+        all.extend(moving.map(|(name, policy)| (name, Self::Engine(policy))));
         all.push(("oracle-static", Self::OracleStatic));
         all.push(("oracle", Self::Oracle));
         all
@@ -236,6 +238,7 @@ impl Decider {
             Self::Nobody => machine.borrow_mut().wait(interval),
             Self::Engine(engine) => {
                 engine.turn()?;
+                machine.borrow_mut().fault(engine.take_hint_faults());
             }
             Self::Oracle(oracle) => {
                 let mut machine = machine.borrow_mut();

@@ -80,6 +80,11 @@ impl Engine {
         self.policy.decide(&view, budget)
     }
 
+    /// See [`Policy::take_hint_faults`](crate::tiering::policy::Policy::take_hint_faults).
+    pub fn take_hint_faults(&mut self) -> f64 {
+        self.policy.take_hint_faults()
+    }
+
     /// Whom to ask what it writes in the next epoch.
     pub(super) fn forget_next(
         &mut self,

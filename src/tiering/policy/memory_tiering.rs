@@ -21,8 +21,8 @@
 //! has CPUs, as the kernel takes it.
 //!
 //! **Assumed.** That kswapd's looks are a second apart, and take nothing for cold by mistake; that
-//! much room is 1 GiB (the kernel: or a sixteenth of the node). What faults and scans cost is not
-//! in it. It decides once per epoch, so that it is late by one. What was seen in all windows counts
+//! much room is 1 GiB (the kernel: or a sixteenth of the node). What scans cost is not
+//! in it; faults are counted ([`Policy::take_hint_faults`]). It decides once per epoch, so that it is late by one. What was seen in all windows counts
 //! as touched all the time.
 //!
 //! **Properties** (tests below): no node is filled beyond its room; what lies in the top tier
@@ -36,7 +36,7 @@ use scan::{Piece, Scan};
 
 use super::place::{Place, numbered};
 use super::sorted::Sorted;
-use super::{Budget, Ledger, Policy, TargetView, View};
+use super::{Budget, Ledger, Policy, TargetView, View, touched_in};
 use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Move, Reason};
 use crate::tiering::region::Region;
@@ -51,8 +51,6 @@ const LONGER_AFTER: f64 = 60.0;
 const HOT_WITHIN_MOST: f64 = 2.0;
 /// With so much room on a node any page is promoted to it that is touched.
 const ROOM_ENOUGH: Bytes = Bytes(1 << 30);
-/// Seen in all scans but for so much, by rounding.
-const FULL: f32 = 1e-3;
 /// A smaller share of late faults is not looked for.
 const SELDOM: f64 = 1e-2;
 /// Seconds from one of kswapd's looks at a page to the next.
@@ -66,6 +64,8 @@ pub struct MemoryTiering {
     /// Seconds since it was begun.
     seconds: f64,
     owed: Owed,
+    /// Not told yet.
+    faults: f64,
 }
 
 /// Parts of a folio, 0 to 1, that were to be promoted and demoted so far: the next region has
@@ -84,6 +84,7 @@ impl MemoryTiering {
             scans: HashMap::new(),
             seconds: 0.0,
             owed: Owed::default(),
+            faults: 0.0,
         }
     }
 }
@@ -95,6 +96,10 @@ impl Policy for MemoryTiering {
 
     fn ema(&self) -> f32 {
         1.0
+    }
+
+    fn take_hint_faults(&mut self) -> f64 {
+        std::mem::take(&mut self.faults)
     }
 
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
@@ -117,6 +122,7 @@ impl Policy for MemoryTiering {
             cursors: Vec::new(),
             owed: self.owed,
             has_room: false,
+            faults: 0.0,
             moves: Vec::new(),
         };
         for (target, t) in numbered(&view.targets) {
@@ -126,17 +132,15 @@ impl Policy for MemoryTiering {
             let scan = self.scans.entry(t.id);
             let scan = scan.or_insert_with(|| Scan::new(self.settings.by_worker));
             scan.begin(t, interval);
-            if draft.seems_new() >= SELDOM || draft.has_room_on_top(t) {
-                for (region, r) in numbered(t.regions) {
-                    if draft.left.is_zero() {
-                        break;
-                    }
-                    let piece = scan.waiting(region, r);
-                    if piece
-                        .is_some_and(|piece| draft.promote((target, piece), slow_from, Fault::Late))
-                    {
-                        scan.promoted();
-                    }
+            let late_are_hot = draft.seems_new() >= SELDOM || draft.has_room_on_top(t);
+            for (region, r) in numbered(t.regions) {
+                let Some(piece) = scan.waiting(region, r) else {
+                    continue;
+                };
+                draft.count((target, piece), slow_from, Fault::Late);
+                let may_go = late_are_hot && !draft.left.is_zero();
+                if may_go && draft.promote((target, piece), slow_from, Fault::Late) {
+                    scan.promoted();
                 }
             }
             while !draft.left.is_zero() {
@@ -145,6 +149,7 @@ impl Policy for MemoryTiering {
                     break;
                 };
                 for piece in window {
+                    draft.count((target, piece), slow_from, Fault::New);
                     if draft.promote((target, piece), slow_from, Fault::New) {
                         scan.promoted();
                     }
@@ -152,6 +157,7 @@ impl Policy for MemoryTiering {
             }
         }
         self.owed = draft.owed;
+        self.faults += draft.faults;
         if draft.has_room {
             // The kernel's threshold begins anew then.
             self.seconds = 0.0;
@@ -218,20 +224,23 @@ struct Draft<'a, 'v> {
     owed: Owed,
     /// Whether there was so much room that any page was promoted that is touched.
     has_room: bool,
+    /// Folios that faulted.
+    faults: f64,
     moves: Vec<Move>,
 }
 
 impl Draft<'_, '_> {
-    /// Accesses per second of a page of a region with this count, as far as one can see.
-    fn rate(&self, count: f32) -> f64 {
-        if count >= f32::from(self.view.scans) - FULL {
-            return f64::INFINITY;
-        }
-        let of_a_folio = self.view.rates.of(f64::from(count)) / self.interval;
-        if of_a_folio.is_finite() {
-            of_a_folio
-        } else {
-            0.0
+    /// Counts the folios of this piece of a region, on slow memory, that fault.
+    fn count(&mut self, (target, piece): (u32, Piece), slow_from: usize, fault: Fault) {
+        let place = Place {
+            target,
+            region: piece.region,
+        };
+        let region = place.region_in(self.view);
+        if region.is_known() {
+            let (touched, _) = self.faults(region, &piece, fault);
+            let here = slow(place.target_in(self.view), slow_from, region);
+            self.faults += piece.share * touched * here.as_f64() / region.folio_bytes() as f64;
         }
     }
 
@@ -288,7 +297,7 @@ impl Draft<'_, '_> {
 
     /// The share of a region's pages that fault, and that of those which seem hot then.
     fn faults(&self, region: &Region, piece: &Piece, fault: Fault) -> (f64, f64) {
-        let rate = self.rate(region.heat());
+        let rate = self.view.rate(region.heat());
         match fault {
             Fault::New => {
                 // What was not touched since it was made to fault last keeps the time of that.
@@ -299,7 +308,7 @@ impl Draft<'_, '_> {
             // It faults once, and says no more while nobody looks.
             Fault::Late if !region.is_fresh() => (0.0, 0.0),
             Fault::Late => {
-                let before = self.rate(region.previous());
+                let before = self.view.rate(region.previous());
                 let waits = 1.0 - touched_in(before, piece.waited.unwrap_or(0.0));
                 let faults = waits * touched_in(rate, self.interval);
                 (faults, faults * self.seems_new())
@@ -361,7 +370,7 @@ impl Draft<'_, '_> {
         if self.view.epoch < region.stuck_until() {
             return Bytes::ZERO;
         }
-        let untouched = (-self.rate(region.heat()) * RECLAIM_LOOKS).exp();
+        let untouched = (-self.view.rate(region.heat()) * RECLAIM_LOOKS).exp();
         let here = self.left_on(place, node);
         let share = untouched * here.as_f64();
         folios(&mut self.owed.down, share, region.folio_bytes()).min(here)
@@ -403,15 +412,6 @@ impl Draft<'_, '_> {
         let moved = place.moved(self.view, (from, to), bytes, reason);
         self.moves.push(moved);
         true
-    }
-}
-
-/// The share of pages touched at this rate that are touched within so many seconds.
-fn touched_in(rate: f64, seconds: f64) -> f64 {
-    if seconds > 0.0 {
-        -(-rate * seconds).exp_m1()
-    } else {
-        0.0
     }
 }
 

@@ -1,6 +1,7 @@
 //! Policies: which pages to move where. Pure; a [`View`] goes in, moves come out.
 
 pub mod adaptive;
+mod first_touch;
 pub mod hm_keeper;
 mod lasting;
 mod ledger;
@@ -15,6 +16,7 @@ mod testing;
 mod worth;
 
 pub use adaptive::Adaptive;
+pub use first_touch::FirstTouch;
 pub use hm_keeper::HmKeeper;
 pub use ledger::Ledger;
 pub use memory_tiering::MemoryTiering;
@@ -28,6 +30,9 @@ use super::settings::{PolicyName, PolicySettings};
 use super::tier::TierView;
 use super::windows::Rates;
 use crate::units::{Bytes, Nanos, NodeId, Pid, VirtAddr};
+
+/// Seen in all scans but for so much, by rounding.
+const FULL: f32 = 1e-3;
 
 /// One target as a policy sees it.
 #[derive(Clone, Debug)]
@@ -104,6 +109,20 @@ impl<'a> View<'a> {
         targets.map(|t| t.tiers.under_load(&self.loaded)).collect()
     }
 
+    /// Accesses per second of a page of a region with this count, as far as one can see: infinite
+    /// where all scans saw one.
+    pub fn rate(&self, count: f32) -> f64 {
+        if count >= f32::from(self.scans) - FULL {
+            return f64::INFINITY;
+        }
+        let of_a_folio = self.rates.of(f64::from(count)) / self.interval.as_secs_f64();
+        if of_a_folio.is_finite() {
+            of_a_folio
+        } else {
+            0.0
+        }
+    }
+
     /// How many times as late as when idle a node answers.
     pub fn factor(&self, node: NodeId) -> f64 {
         let mut nodes = self.loaded.iter();
@@ -129,6 +148,16 @@ pub struct Budget {
     pub bytes: Bytes,
 }
 
+/// The share of pages accessed at this rate that are accessed within so many seconds, where that is
+/// by chance.
+fn touched_in(rate: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        -(-rate * seconds).exp_m1()
+    } else {
+        0.0
+    }
+}
+
 /// Decides, once per epoch.
 pub trait Policy: Send {
     /// The name in the configuration.
@@ -142,6 +171,11 @@ pub trait Policy: Send {
     /// How long epochs had better be, as a share of what is configured: above 0, at most 1.
     fn pace(&self) -> f64 {
         1.0
+    }
+    /// Folios that have faulted in the epoch of the last decision so that the kernel it stands for learnt
+    /// that they are touched (hint faults), each told once. None where it has the counts of a sampler.
+    fn take_hint_faults(&mut self) -> f64 {
+        0.0
     }
     /// The moves to make now: the most urgent first, each demotion before the
     /// promotion that it makes room for.
@@ -163,5 +197,6 @@ pub fn build(settings: &PolicySettings) -> Box<dyn Policy> {
         PolicyName::AutoNuma => PeerPolicy::boxed(peers::AUTONUMA),
         PolicyName::MemoryTiering => Box::new(MemoryTiering::new(settings.memory_tiering)),
         PolicyName::AutoTiering => PeerPolicy::boxed(peers::AUTOTIERING),
+        PolicyName::FirstTouch => Box::new(FirstTouch),
     }
 }

@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 
 use super::place::{Place, numbered};
-use super::{Budget, Ledger, Policy, View};
+use super::{Budget, Ledger, Policy, View, touched_in};
 use crate::tiering::hotness::Histogram;
 use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Move, Reason};
@@ -188,6 +188,8 @@ pub struct PeerPolicy {
     turns: HashMap<TargetId, u64>,
     /// Where the turn through all of them does.
     turn: Option<(TargetId, u64)>,
+    /// Hint faults that were not told yet.
+    faults: f64,
 }
 
 impl PeerPolicy {
@@ -197,6 +199,7 @@ impl PeerPolicy {
             peer,
             turns: HashMap::new(),
             turn: None,
+            faults: 0.0,
         }
     }
 
@@ -237,6 +240,12 @@ impl PeerPolicy {
                 }
                 let at = (from + step) % t.regions.len();
                 let region = &t.regions[at];
+                // Of what is in the window. A region that is longer is looked at whole.
+                let looked = left.min(region.range().bytes());
+                let share = looked.as_f64() / region.range().bytes().as_f64();
+                let touched = touched_in(view.rate(region.heat()), view.interval.as_secs_f64());
+                let folios = region.resident().as_f64() / region.folio_bytes() as f64;
+                self.faults += share * touched * folios;
                 left = left.saturating_sub(region.range().bytes());
                 *turn = region.range().end().0;
                 if let Ok(region) = u32::try_from(at) {
@@ -284,6 +293,10 @@ impl Policy for PeerPolicy {
 
     fn ema(&self) -> f32 {
         self.peer.ema
+    }
+
+    fn take_hint_faults(&mut self) -> f64 {
+        std::mem::take(&mut self.faults)
     }
 
     fn decide(&mut self, view: &View<'_>, budget: Budget) -> Vec<Move> {
@@ -365,15 +378,22 @@ impl Draft<'_, '_> {
                 let Some(rank) = target.tiers.rank_of(node) else {
                     continue;
                 };
-                let wanted = match self.peer.way {
-                    Way::Class => self.goal(place, ranks.len()),
-                    Way::Straight => rank + 1,
+                let down = match self.peer.way {
+                    // To its class, or nowhere.
+                    Way::Class => {
+                        let class = self.goal(place, ranks.len());
+                        let is_slower = class > rank;
+                        is_slower
+                            .then(|| self.free.roomiest(&ranks[class]))
+                            .flatten()
+                    }
+                    // From the fastest to the first that has room.
+                    Way::Straight if rank == 0 => {
+                        let mut slower = ranks.iter().skip(1);
+                        slower.find_map(|slower| self.free.roomiest(slower))
+                    }
+                    Way::Straight => None,
                 };
-                let is_on_the_fastest = self.peer.way == Way::Class || rank == 0;
-                if wanted <= rank || !is_on_the_fastest {
-                    continue;
-                }
-                let down = ranks.get(wanted).and_then(|r| self.free.roomiest(r));
                 if let Some((to, room)) = down {
                     let bytes = Bytes::from_pages(pages).min(room);
                     self.go(place, (node, to), bytes, Reason::Room);

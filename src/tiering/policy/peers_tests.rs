@@ -32,6 +32,38 @@ fn all_but_autonuma_exchange_hot_for_cold() {
 }
 
 #[test]
+fn what_is_cold_goes_past_a_tier_that_is_full() {
+    let list = [(0.0, 0), (3.0, 3)];
+    for peer in [AGE, THERMOSTAT, IAL, HEMEM, AUTOTIERING] {
+        let moves = decide(peer, &list, [0, 0, 10, 10]);
+        assert_eq!(moves, [(0, 0, 2, 2), (2, 3, 0, 2)], "{}", peer.name);
+    }
+    // It belongs on one tier, and waits for that.
+    assert_eq!(decide(HEAT, &list, [0, 10, 10, 0]), []);
+}
+
+#[test]
+fn only_those_that_make_pages_fault_count_what_does() {
+    let regions = regions(&[(3.0, 0), (3.0, 3), (0.0, 2)]);
+    let budget = Budget {
+        bytes: Bytes(u64::MAX),
+    };
+    for peer in ALL {
+        let mut policy = PeerPolicy::new(peer);
+        testing::decide(&mut policy, Scene::of(&regions, [0; 4]), budget);
+        // Two regions of 512 pages.
+        let wanted = if matches!(peer.order, Order::Window(_)) {
+            1024.0
+        } else {
+            0.0
+        };
+        let faults = policy.take_hint_faults();
+        assert!((faults - wanted).abs() < 1e-3, "{}: {faults}", peer.name);
+        assert!(policy.take_hint_faults() <= 0.0, "{}", peer.name);
+    }
+}
+
+#[test]
 fn what_is_warm_is_hot_for_some() {
     let takes = |hotness: f32| -> Vec<&str> {
         let takes = |peer: &&Peer| !decide(**peer, &[(hotness, 3)], [10; 4]).is_empty();

@@ -59,6 +59,24 @@ fn what_is_touched_within_a_second_goes_straight_to_the_top() {
 }
 
 #[test]
+fn what_is_touched_on_slow_memory_faults_once_each_time_it_is_looked_at() {
+    let pages = 64.0 * MIB as f64 / 4096.0;
+    let faults = |list: &[(f32, u32)]| {
+        let mut policy = kernel(21);
+        decide(&mut policy, &large(list, 64), [900, 0, 0, 0]);
+        let faults = policy.take_hint_faults();
+        assert!(policy.take_hint_faults() <= 0.0, "told twice");
+        faults
+    };
+    // Whether it can be brought or not; three times in ten seconds.
+    let hot = faults(&[(3.0, 0), (3.0, 3), (0.0, 2)]);
+    assert!((hot / pages - 3.0).abs() < 0.01, "{hot}");
+    let warm = faults(&[(1.0, 3), (0.0, 2), (0.0, 2)]);
+    assert!(warm > 0.0 && warm < hot, "{warm}");
+    assert!(faults(&[(3.0, 0), (0.0, 3)]) < 1.0);
+}
+
+#[test]
 fn the_top_tier_is_left_alone_and_what_is_touched_all_the_time_does_not_give_way() {
     let regions = large(&[(3.0, 0), (3.0, 3)], 64);
     let mut policy = kernel(21);
