@@ -130,7 +130,7 @@ kind = "batch"
             "t.toml:6:18: profiling.overhead_limit: 1.5 is not a number above 0, at most 1; write a share such as 0.05",
             "t.toml:7:11: profiling.sampler: \"psychic\" is not known here; choose \"auto\" or \"idle\" or \"damon\" or \"damon-paddr\" or \"referenced\"",
             "t.toml:9:18: profiling.minimum_region: is not a power of two up to 1 GiB; write \"4KiB\", \"8KiB\" … \"2MiB\" … \"1GiB\"",
-            "t.toml:12:8: policy.name: \"magic\" is not known here; choose \"adaptive\" or \"hm-keeper\" or \"hm-keeper-hierarchical\" or \"ial\" or \"heat\" or \"age\" or \"hemem\" or \"thermostat\" or \"autonuma\" or \"memory-tiering\" or \"autotiering\"",
+            "t.toml:12:8: policy.name: \"magic\" is not known here; choose \"adaptive\" or \"hm-keeper\" or \"hm-keeper-hierarchical\" or \"ial\" or \"heat\" or \"age\" or \"hemem\" or \"thermostat\" or \"autonuma\" or \"memory-tiering\" or \"autotiering\" or \"first-touch\"",
             "t.toml:15:20: migration.bytes_per_second: 200 is not a size; write a number and a unit: \"64KiB\", \"200MiB\", \"1.5GiB\"",
             "t.toml:16:11: migration.threads: \"many\" is not a whole number from 1 to 64; or write \"auto\"",
             "t.toml:20:9: tiers[0].nodes: a list is not a list of nodes; write [0, 1] or \"0-1\", each node once",

@@ -1,6 +1,7 @@
 //! `hmkeeper simulate`, the binary itself, on a machine and a program small enough for a
 //! debug build.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -342,6 +343,66 @@ fn what_is_written_leaves_the_node_that_has_no_bandwidth_for_it() {
 }
 
 /// Of 32 MiB that are hot another one is each half second, and pays for its moves by little.
+/// Seconds of a machine and a program under each policy.
+type Pair = BTreeMap<String, f64>;
+
+/// How many times as long one policy takes as another, in geometric mean over these pairs.
+fn times_as_long(pairs: &[&Pair], one: &str, other: &str) -> f64 {
+    let logs = pairs.iter().map(|pair| (pair[one] / pair[other]).ln());
+    (logs.sum::<f64>() / pairs.len() as f64).exp()
+}
+
+/// What docs/policies.md says of the machines and programs that we ship, on a coarser model than its tables
+/// are of: of three machines, in the long form of all.
+#[test]
+fn what_is_said_of_all_machines_and_programs_holds() {
+    let is_long = std::env::var_os("HMKEEPER_LONG").is_some();
+    let (machines, count) = if is_long {
+        ("all", 66)
+    } else {
+        ("optane-4tier,sentinel-2tier,cxl-2tier", 33)
+    };
+    let policies = "first-touch,adaptive,hm-keeper,oracle";
+    let output = simulate(&[
+        "--machine",
+        machines,
+        "--workload",
+        "all",
+        "--policy",
+        policies,
+        "--coarse",
+        "64",
+        "--json",
+    ]);
+    assert!(output.status.success(), "{output:?}");
+    let runs: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let mut pairs: BTreeMap<(String, String), Pair> = BTreeMap::new();
+    for run in &runs {
+        let text = |key: &str| run[key].as_str().unwrap().to_owned();
+        let pair = pairs
+            .entry((text("machine"), text("workload")))
+            .or_default();
+        pair.insert(text("policy"), number(run, "total_seconds"));
+    }
+    assert_eq!(pairs.len(), count);
+    for (names, pair) in &pairs {
+        let by = pair["adaptive"] / pair["first-touch"];
+        assert!(by <= 1.01, "{names:?}: {by} times as long as first touch");
+    }
+    let all: Vec<&Pair> = pairs.values().collect();
+    // Where placement matters.
+    let gains = (all.iter().copied()).filter(|p| p["oracle"] < 0.95 * p["first-touch"]);
+    let gains: Vec<&Pair> = gains.collect();
+    let behind_oracle = times_as_long(&all, "adaptive", "oracle");
+    let ahead = times_as_long(&gains, "hm-keeper", "adaptive");
+    println!(
+        "{} pairs matter; adaptive takes {behind_oracle:.3} times as long as oracle, hm-keeper \
+         {ahead:.3} times as long as adaptive",
+        gains.len()
+    );
+    assert!(behind_oracle <= 1.1 && ahead >= 1.1, "{pairs:#?}");
+}
+
 #[test]
 fn what_drifts_is_followed_to_the_end() {
     let dir = tempfile::tempdir().unwrap();

@@ -278,7 +278,7 @@ fn table_and_charts_show_every_system() {
             svg.starts_with("<?xml") && svg.ends_with("</svg>\n"),
             "{name}"
         );
-        assert!(svg.contains(">ial</text>"), "{name}");
+        assert!(svg.contains(">ial x0.1</text>"), "{name}");
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{name}");
     }
 }

@@ -132,6 +132,7 @@ pub(super) fn observation(at: u64) -> Observation {
                 target: TargetId(3),
                 faults: 17,
                 is_permitted: true,
+                room: Some(Bytes(1 << 21)),
             }],
             swap: Some(Swap {
                 total: Bytes(1 << 30),

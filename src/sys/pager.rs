@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use super::cgroup::swap_room;
 use super::clock::monotonic;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{Entry, Pagemap};
@@ -115,6 +116,7 @@ impl Pager for SysPager {
                 target: target.id,
                 faults: stat.major_faults,
                 is_permitted: !self.refused.contains(&target.pid),
+                room: swap_room(&self.root, target.pid),
             })
         };
         (swap, targets.iter().filter_map(told).collect())

@@ -84,6 +84,16 @@ pub struct Pageable {
     pub faults: u64,
     /// Whether the kernel has not refused yet.
     pub is_permitted: bool,
+    /// What its control groups still let it swap; `None`: as much as there is. Targets of one group
+    /// have it together, and each is told all of it.
+    pub room: Option<Bytes>,
+}
+
+impl Pageable {
+    /// Whether its control groups let it swap nothing to speak of.
+    pub fn is_limited(&self) -> bool {
+        self.room.is_some_and(|room| room < LEAST)
+    }
 }
 
 /// What a decision on paging out may depend on.
@@ -120,6 +130,8 @@ pub enum PagingRest {
     OnDisk,
     /// Swap is as good as full.
     Full,
+    /// A control group of the target lets it swap no more (`memory.swap.max`).
+    GroupLimit,
     /// The kernel does not let us.
     NotPermitted,
     /// Nothing is known of the target's accesses.
@@ -130,10 +142,11 @@ pub enum PagingRest {
 
 impl PagingRest {
     /// Every reason, for registering metrics.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::NoSwap,
         Self::OnDisk,
         Self::Full,
+        Self::GroupLimit,
         Self::NotPermitted,
         Self::SamplerBlind,
         Self::ComesBack,
@@ -145,6 +158,7 @@ impl PagingRest {
             Self::NoSwap => "no-swap",
             Self::OnDisk => "on-disk",
             Self::Full => "full",
+            Self::GroupLimit => "group-limit",
             Self::NotPermitted => "not-permitted",
             Self::SamplerBlind => "sampler-blind",
             Self::ComesBack => "comes-back",
@@ -182,38 +196,45 @@ pub struct Candidate<'a> {
     pub regions: &'a [Region],
     /// The nodes of its slowest tier.
     pub slowest: &'a [NodeId],
+    /// As much of it may be swapped.
+    pub room: Bytes,
 }
 
-/// What to page out until the next decision: the longest unused first, `budget` at most.
+/// What to page out until the next decision: the longest unused first, `budget` at most, and of each
+/// target no more than its room.
 pub fn choose(
     targets: &[Candidate<'_>],
     settings: &PageOutSettings,
     budget: Bytes,
 ) -> Vec<PageOut> {
-    let mut found: Vec<(&Candidate<'_>, &Region)> = targets
-        .iter()
-        .flat_map(|target| target.regions.iter().map(move |region| (target, region)))
-        .filter(|(target, region)| {
+    let mut found: Vec<(usize, &Region)> = (targets.iter().enumerate())
+        .flat_map(|(at, target)| target.regions.iter().map(move |region| (at, region)))
+        .filter(|(at, region)| {
             region.quiet() >= settings.idle
                 && region.resident() >= LEAST
-                && is_mostly_on(region, target.slowest)
+                && is_mostly_on(region, targets[*at].slowest)
         })
         .collect();
-    found.sort_by_key(|(target, region)| {
+    found.sort_by_key(|(at, region)| {
         let longest_first = std::cmp::Reverse(region.quiet());
-        (longest_first, target.id, region.range().start())
+        (longest_first, targets[*at].id, region.range().start())
     });
     let mut left = budget;
+    let mut rooms: Vec<Bytes> = targets.iter().map(|target| target.room).collect();
     let mut chosen = Vec::new();
-    for (target, region) in found {
-        let limit = region.resident().min(left);
-        if limit < LEAST {
+    for (at, region) in found {
+        if left < LEAST {
             break;
         }
+        let limit = region.resident().min(left).min(rooms[at]);
+        if limit < LEAST {
+            continue;
+        }
         left = left.saturating_sub(limit);
+        rooms[at] = rooms[at].saturating_sub(limit);
         chosen.push(PageOut {
-            target: target.id,
-            pid: target.pid,
+            target: targets[at].id,
+            pid: targets[at].pid,
             range: region.range(),
             limit,
         });
@@ -314,6 +335,7 @@ mod tests {
             pid: Pid(1),
             regions,
             slowest: &[SLOWEST],
+            room: Bytes(u64::MAX),
         };
         let chosen = choose(&[target], &settings(), budget);
         let mib = |out: &PageOut| (out.range.start().0 >> 20, out.limit.0 >> 20);
@@ -398,15 +420,17 @@ mod tests {
         fn only_what_may_is_chosen_and_no_more_than_that(
             all in prop::collection::vec((0_u64..2000, 0_u64..2000, 0_u64..1000), 0..40),
             budget in 0_u64..(64 << 20),
+            room in 0_u64..(64 << 20),
         ) {
             let regions: Vec<Region> = (0..)
                 .zip(&all)
                 .map(|(at, &(slow, fast, quiet))| region(at * 32, 16, slow, fast, quiet))
                 .collect();
-            let target = Candidate { id: TargetId(1), pid: Pid(1), regions: &regions, slowest: &[SLOWEST] };
+            let room = Bytes(room);
+            let target = Candidate { id: TargetId(1), pid: Pid(1), regions: &regions, slowest: &[SLOWEST], room };
             let chosen = choose(&[target], &settings(), Bytes(budget));
             let sum: u64 = chosen.iter().map(|out| out.limit.0).sum();
-            prop_assert!(sum <= budget);
+            prop_assert!(sum <= budget && sum <= room.0);
             for out in &chosen {
                 let region = regions.iter().find(|r| r.range() == out.range).unwrap();
                 prop_assert!(region.quiet() >= IDLE);

@@ -277,11 +277,13 @@ pub enum PolicyName {
     MemoryTiering,
     /// The same.
     AutoTiering,
+    /// Watches only.
+    FirstTouch,
 }
 
 impl PolicyName {
     /// The names in the configuration.
-    pub const CHOICES: [(&'static str, Self); 11] = [
+    pub const CHOICES: [(&'static str, Self); 12] = [
         ("adaptive", Self::Adaptive),
         ("hm-keeper", Self::HmKeeper),
         ("hm-keeper-hierarchical", Self::HmKeeperHierarchical),
@@ -293,6 +295,7 @@ impl PolicyName {
         ("autonuma", Self::AutoNuma),
         ("memory-tiering", Self::MemoryTiering),
         ("autotiering", Self::AutoTiering),
+        ("first-touch", Self::FirstTouch),
     ];
 
     /// The name in the configuration.

@@ -25,6 +25,8 @@ const TOLERANCE: f64 = 0.05;
 /// in a whole epoch. How many are paid for follows the host, and the error of fewer is larger by
 /// the square root.
 const NARROW: f64 = 0.25;
+/// The same where some memory saturates: of nodes that it is not on something is known all the same.
+const NARROW_BESIDE: f64 = 0.7;
 const SAMPLES: f64 = 500.0;
 /// With fewer than this, on a host that does much else, the three classes' 24 chunks are not told
 /// apart any more, and only the bounds are asked for.
@@ -150,13 +152,19 @@ impl Found {
         if f64::from(self.covered) < least {
             faults.push(format!("{} of {} within bounds", self.covered, self.all));
         }
-        if form.saturates {
-            return faults;
-        }
-        let widest = NARROW * (SAMPLES / self.samples).sqrt().max(1.0);
+        let narrow = if form.saturates {
+            NARROW_BESIDE
+        } else {
+            NARROW
+        };
+        // Beyond nine tenths they would say next to nothing, whatever the host does.
+        let widest = (narrow * (SAMPLES / self.samples).sqrt().max(1.0)).min(0.9);
         if self.width > widest {
             let (width, widest) = (percent(self.width), percent(widest));
             faults.push(format!("bounds are {width} wide, beyond {widest}"));
+        }
+        if form.saturates {
+            return faults;
         }
         if self.samples < TELL_APART {
             println!("  skipped: how far shares are off, since so few samples were paid for");

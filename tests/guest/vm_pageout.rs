@@ -9,13 +9,17 @@ use std::process::Command;
 use hmkeeper::units::Bytes;
 
 use crate::common::{
-    self, PATIENCE, Site, Workload, body, checked, in_guest, locate, percent, target, wait_for,
+    self, PATIENCE, Site, Workload, body, checked, in_guest, locate, percent, sh, target, wait_for,
 };
 
 /// Of which a tenth is hot; the rest is never touched again.
 const BUFFER: Bytes = Bytes::from_mib(128);
 /// So much of it has to go.
 const GONE: Bytes = Bytes::from_mib(80);
+
+/// A group whose processes may swap nothing.
+const GROUPS: &str = "/sys/fs/cgroup";
+const GROUP: &str = "/sys/fs/cgroup/hmkeeper-pageout";
 
 /// Swap on compressed memory, until it is dropped.
 struct Zram;
@@ -53,6 +57,18 @@ fn what_nobody_uses_goes_to_swap_and_what_is_hot_stays() {
     if !in_guest() {
         return;
     }
+    // It is born in the group, so that its memory is the group's.
+    let into = |group: &str| {
+        sh(&format!(
+            "echo {} >{group}/cgroup.procs",
+            std::process::id()
+        ))
+    };
+    sh(&format!(
+        "echo +memory >{GROUPS}/cgroup.subtree_control && mkdir -p {GROUP} \
+         && echo 0 >{GROUP}/memory.swap.max"
+    ));
+    into(GROUP);
     let mut workload = Workload::start(&[
         "--pattern=hot",
         "--hot=0.1",
@@ -65,6 +81,7 @@ fn what_nobody_uses_goes_to_swap_and_what_is_hot_stays() {
         "--step",
     ]);
     workload.phase();
+    into(GROUPS);
     let site = Site::new();
     let wanted = "[pageout]\nenabled = true\nidle = \"10s\"\nbytes_per_second = \"64MiB\"";
     site.write_config(&body(workload.pid(), wanted));
@@ -89,8 +106,17 @@ fn what_nobody_uses_goes_to_swap_and_what_is_hot_stays() {
     assert_eq!(entry["page_out_rests"], "no-swap", "{entry:#}");
     assert!(paged_out(&daemon) < 1.0);
 
+    // There is, but its control group has none of it.
     let _swap = Zram::new(Bytes::from_mib(256));
     assert_eq!(checked("page-out"), "present");
+    wait_for("its group's limit to be told", PATIENCE, || {
+        let is_told = rests(&daemon, "group-limit") && !rests(&daemon, "no-swap");
+        is_told
+            .then_some(())
+            .ok_or_else(|| format!("{:#}", daemon.status()))
+    });
+    assert!(paged_out(&daemon) < 1.0);
+    sh(&format!("echo max >{GROUP}/memory.swap.max"));
     wait_for("memory to be paged out", PATIENCE, || {
         let bytes = paged_out(&daemon);
         if bytes >= GONE.as_f64() {
@@ -140,4 +166,6 @@ fn what_nobody_uses_goes_to_swap_and_what_is_hot_stays() {
     assert!(more < 1.0, "{more} bytes more");
     workload.assert_alive();
     daemon.stop();
+    drop(workload);
+    sh(&format!("rmdir {GROUP}"));
 }

@@ -177,6 +177,14 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
     });
     assert!(on_slow(pid, locked) > 0.99 && on_slow(pid, bound) > 0.99);
 
+    // The pipe lets go of its pages.
+    assert!(on_slow(pid, pinned) > 0.99);
+    process.tell("unpin");
+    process.said("unpinned");
+    until(&daemon, "what was pinned on node 0", |status| {
+        on_slow(pid, pinned) < 0.1 && bytes_of(status, pid, "held", "pinned") < pinned_bytes / 10
+    });
+
     // And what it maps as shared, as soon as that is allowed.
     let pages: Vec<VirtAddr> = shared.iter_pages().collect();
     let process_id = Pid(i32::try_from(pid).expect("a pid"));
@@ -192,6 +200,9 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
     until(&daemon, "shared memory on node 0", |status| {
         on_slow(pid, shared) < 0.1 && bytes_of(status, pid, "excluded", "shared") == 0
     });
+    // All of that without the nodes that its cpuset does not have.
+    let all = locate(pid, &[plain, pinned, locked, bound, forked, shared]);
+    assert!(share(&all, &[0, 3]) >= 1.0, "{all:?}");
     daemon.stop();
     drop(process);
     sh(&format!("rmdir {GROUP}; echo 0 >/proc/sys/vm/nr_hugepages"));

@@ -37,6 +37,7 @@ pub(in crate::telemetry) fn paging_rests(why: PagingRest) -> &'static str {
         PagingRest::NoSwap => "this machine has no swap: zram or zswap would do",
         PagingRest::OnDisk => "swap is on a disk: `pageout.swap = \"any\"` takes it",
         PagingRest::Full => "a tenth of swap stays free for the kernel",
+        PagingRest::GroupLimit => "its control group lets it swap no more (`memory.swap.max`)",
         PagingRest::NotPermitted => "the kernel refuses it: Linux 5.10 and CAP_SYS_NICE are needed",
         PagingRest::SamplerBlind => "busy, but no page is ever seen accessed",
         PagingRest::ComesBack => "too much of it was needed again: tried again later",

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::tiering::observation::{Observation, TargetMap};
-use crate::tiering::pageout::{self, Candidate, PageOut, PagingRest};
+use crate::tiering::pageout::{self, Candidate, PageOut, Pageable, PagingRest};
 use crate::tiering::tier::TierView;
 use crate::units::{Bytes, Nanos};
 
@@ -33,6 +33,7 @@ impl Engine {
             match room {
                 Err(why) => Some(why),
                 Ok(_) if told.is_some_and(|t| !t.is_permitted) => Some(PagingRest::NotPermitted),
+                Ok(_) if told.is_some_and(Pageable::is_limited) => Some(PagingRest::GroupLimit),
                 Ok(_) if self.is_blind(target.id) => Some(PagingRest::SamplerBlind),
                 Ok(_) if tracked.returns.is_resting() => Some(PagingRest::ComesBack),
                 Ok(_) => None,
@@ -46,6 +47,9 @@ impl Engine {
                 pid: target.pid,
                 regions: self.targets[&target.id].map.regions(),
                 slowest: view.ranks().last().map_or(&[], |rank| &rank.nodes),
+                room: (seen.paging.of(target.id))
+                    .and_then(|told| told.room)
+                    .unwrap_or(Bytes(u64::MAX)),
             })
             .collect();
         let budget = settings.rate.over(interval);
@@ -58,7 +62,7 @@ impl Engine {
 mod tests {
     use super::super::tests::{ID, MIB, observation, slow, tiers};
     use super::*;
-    use crate::tiering::pageout::{Pageable, PagedOut, Paging, Swap};
+    use crate::tiering::pageout::{PagedOut, Paging, Swap};
     use crate::tiering::plan::Plan;
     use crate::tiering::settings::{EngineSettings, PageOutSettings};
 
@@ -83,6 +87,7 @@ mod tests {
             target: ID,
             faults: 5,
             is_permitted,
+            room: None,
         }
     }
 
@@ -146,16 +151,32 @@ mod tests {
 
     #[test]
     fn nothing_goes_unasked_or_without_swap_or_leave() {
-        for (page_out, swap, why) in [
-            (None, Some(SWAP), None),
-            (Some(settings()), None, Some(PagingRest::NoSwap)),
-            (Some(settings()), Some(SWAP), Some(PagingRest::NotPermitted)),
+        let limited = Pageable {
+            room: Some(Bytes::from_kib(60)),
+            ..pageable(true)
+        };
+        let refused = pageable(false);
+        for (page_out, swap, of_target, why) in [
+            (None, Some(SWAP), refused, None),
+            (Some(settings()), None, refused, Some(PagingRest::NoSwap)),
+            (
+                Some(settings()),
+                Some(SWAP),
+                refused,
+                Some(PagingRest::NotPermitted),
+            ),
+            (
+                Some(settings()),
+                Some(SWAP),
+                limited,
+                Some(PagingRest::GroupLimit),
+            ),
         ] {
             let mut engine = engine(page_out);
             let mut plan: Option<Plan> = None;
             for epoch in 1..=8 {
                 let paging = Paging {
-                    targets: vec![pageable(false)],
+                    targets: vec![of_target],
                     swap,
                     ..Paging::default()
                 };
