@@ -18,7 +18,7 @@ pub(crate) const FIRST_TOUCH: &str = "first-touch";
 /// First touch on a machine whose node 0 holds all: as fast as it can be. And of its misses those that
 /// this node has to serve: the rest are of what a program maps from files that lie elsewhere already.
 pub(crate) const BOUND: &str = "bound";
-const ALL: f64 = 0.99;
+const ALL: f64 = 0.97;
 
 /// Systems that are this project's daemon, by its policies.
 pub(crate) const OURS: [&str; 3] = ["adaptive", "hm-keeper", "ial"];
