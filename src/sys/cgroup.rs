@@ -69,15 +69,17 @@ fn groups_of(root: &Root, process: &str) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
+    fn put(dir: &Path, path: &str, text: &str) {
+        let path = dir.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
     #[test]
     fn a_quota_is_also_that_of_a_group_above() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
-        let put = |path: &str, text: &str| {
-            let path = dir.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
+        let put = |path: &str, text: &str| put(dir.path(), path, text);
         assert!(!has_cpu_quota(&root));
         put("proc/self/cgroup", "1:cpu:/old\n0::/pod/keeper\n");
         assert!(!has_cpu_quota(&root));
@@ -92,11 +94,7 @@ mod tests {
     fn what_may_be_swapped_is_what_the_tightest_group_leaves() {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::at(dir.path());
-        let put = |path: &str, text: &str| {
-            let path = dir.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
+        let put = |path: &str, text: &str| put(dir.path(), path, text);
         let room = || swap_room(&root, Pid(7));
         assert_eq!(room(), None);
         put("proc/7/cgroup", "0::/pod/db\n");
