@@ -342,7 +342,6 @@ fn what_is_written_leaves_the_node_that_has_no_bandwidth_for_it() {
     assert!(took < 1.01, "{took}");
 }
 
-/// Of 32 MiB that are hot another one is each half second, and pays for its moves by little.
 /// Seconds of a machine and a program under each policy.
 type Pair = BTreeMap<String, f64>;
 
@@ -403,6 +402,7 @@ fn what_is_said_of_all_machines_and_programs_holds() {
     assert!(behind_oracle <= 1.1 && ahead >= 1.1, "{pairs:#?}");
 }
 
+/// Of 32 MiB that are hot another one is each half second, and pays for its moves by little.
 #[test]
 fn what_drifts_is_followed_to_the_end() {
     let dir = tempfile::tempdir().unwrap();
