@@ -20,7 +20,9 @@ QUIET      := $(if $(CI),--quiet)
 # Nodes that hold memory: "0" on an ordinary machine, "0-1" or "0,2" on others.
 TIERED     := $(findstring -,$(shell tr , - </sys/devices/system/node/has_memory 2>/dev/null))
 
-# tests/guest is built once, as it runs in the guest.
+# The release with assertions and overflow checks: one build for lints, host and guest.
+CHECKED    := --profile checked --locked
+# Those of tests/guest that run on the host too run one after the other.
 HOST_TESTS := --lib --bins $(patsubst tests/%.rs,--test %,$(wildcard tests/*.rs))
 
 # The demo's guest and its arguments: make demo ARGS=--baseline
@@ -88,15 +90,15 @@ bench:
 check:
 	$(CARGO) fmt --check
 	shellcheck scripts/setup .ci/run tests/vm/vm-run tests/vm/guest-init tests/vm/build-kernel tests/vm/run-tests tests/vm/bench benches/tiers/run
-	$(CARGO) clippy --locked --all-targets $(QUIET) -- -D warnings
-	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --locked --no-deps --document-private-items $(QUIET)
+	$(CARGO) clippy $(CHECKED) --all-targets $(QUIET) -- -D warnings
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc $(CHECKED) --no-deps --document-private-items $(QUIET)
 
 ## test-host: the tests that need no virtual machine
 test-host:
-	$(CARGO) test --locked --no-run $(HOST_TESTS) $(QUIET)
-	$(CARGO) test --locked $(HOST_TESTS)
-	$(CARGO) test --release --locked --test guest $(QUIET) -- --test-threads=1 --skip vm_
-	$(CARGO) test --locked --doc $(QUIET)
+	$(CARGO) test $(CHECKED) --no-run $(HOST_TESTS) --test guest $(QUIET)
+	$(CARGO) test $(CHECKED) $(HOST_TESTS)
+	$(CARGO) test $(CHECKED) --test guest $(QUIET) -- --test-threads=1 --skip vm_
+	$(CARGO) test $(CHECKED) --doc $(QUIET)
 
 ## test-vm: the tests that need one (VM_ARGS: --long, or names of tests)
 test-vm:

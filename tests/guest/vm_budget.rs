@@ -16,7 +16,7 @@ use crate::common::{
 };
 
 /// Until what the first epochs cost is paid back.
-const SETTLE: Duration = Duration::from_secs(24);
+const SETTLE: Duration = Duration::from_secs(16);
 /// The same where epochs are stretched, to 32 s at most: in the long form's case of so
 /// many mappings.
 const SETTLE_STRETCHED: Duration = Duration::from_secs(100);
@@ -89,7 +89,7 @@ fn holds(case: &Case) {
     settled();
     let begin = (seconds(daemon.pid()), seconds(workload.pid()));
     sleep(short_or_full(
-        Duration::from_secs(24),
+        Duration::from_secs(16),
         Duration::from_secs(192),
     ));
     settled();

@@ -51,6 +51,25 @@ impl Disk {
             .status();
         assert!(status.expect("taskset and dd").success());
     }
+
+    /// Reads on from its MiB `file` until node 0 is full, and says how it looks there.
+    fn fill(&self, file: &mut u64) -> NodeUsage {
+        let room = |usage: &NodeUsage| usage.free.saturating_sub(usage.reserve);
+        let before = scanned();
+        let mut full = usage();
+        // What lies on CPUs' lists after much was freed goes first, and does not count as room.
+        for _ in 0..8 {
+            if room(&full) <= NEARLY {
+                break;
+            }
+            let more = room(&full).saturating_sub(LEFT).0 >> 20;
+            self.read(*file..*file + more);
+            (full, *file) = (usage(), *file + more);
+        }
+        assert!(room(&full) <= NEARLY, "not full: {full:?}");
+        assert_eq!(scanned(), before, "something has left: {full:?}");
+        full
+    }
 }
 
 impl Drop for Disk {
@@ -115,22 +134,10 @@ fn what_files_left_makes_room_until_it_is_read_back() {
     assert_eq!(checked("page-cache"), "present");
     // What earlier tests have read.
     fs::write("/proc/sys/vm/drop_caches", "3").expect("giving caches back");
-    let before = scanned();
     let disk = Disk::new();
-    let room = |usage: &NodeUsage| usage.free.saturating_sub(usage.reserve);
-    let (mut full, mut file) = (usage(), 0);
-    // What lies on CPUs' lists after much was freed goes first, and does not count as room.
-    for _ in 0..8 {
-        if room(&full) <= NEARLY {
-            break;
-        }
-        let more = room(&full).saturating_sub(LEFT).0 >> 20;
-        disk.read(file..file + more);
-        (full, file) = (usage(), file + more);
-    }
+    let mut file = 0;
+    let full = disk.fill(&mut file);
     let cache = full.cache.expect("its page cache");
-    assert!(room(&full) <= NEARLY, "not full: {full:?}");
-    assert_eq!(scanned(), before, "and nothing has left");
     assert!(
         cache.idle >= Bytes(3 * HOT.0),
         "little of it is idle: {full:?}"
@@ -148,6 +155,8 @@ fn what_files_left_makes_room_until_it_is_read_back() {
     assert!(reclaimed(&daemon) < 1.0);
     daemon.stop();
     drop(workload);
+    // What it had there is free now.
+    disk.fill(&mut file);
 
     let mut workload = start();
     let site = Site::new();
