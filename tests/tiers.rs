@@ -9,6 +9,8 @@ mod chart;
 mod compare;
 #[path = "../benches/tiers/results.rs"]
 mod results;
+#[path = "../benches/tiers/shares.rs"]
+mod shares;
 #[path = "../benches/tiers/stats.rs"]
 mod stats;
 #[path = "../benches/tiers/table.rs"]
@@ -281,4 +283,37 @@ fn table_and_charts_show_every_system() {
         assert!(svg.contains(">ial x0.1</text>"), "{name}");
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{name}");
     }
+}
+
+#[test]
+fn what_the_daemon_tells_stands_beside_what_was_counted() {
+    let share = |node, misses, told, low, high| shares::Share {
+        node,
+        misses,
+        told,
+        low,
+        high,
+    };
+    let mut one = row("adaptive", 1.0, 1, 15.0);
+    assert_eq!(table::shares(std::slice::from_ref(&one)), "");
+    one.measured.shares = vec![
+        vec![share(0, 30, 0.2, 0.1, 0.4), share(2, 70, 0.8, 0.6, 0.9)],
+        // Nothing was missed: nothing can be said of it.
+        vec![share(0, 0, 1.0, 1.0, 1.0), share(2, 0, 0.0, 0.0, 0.0)],
+        vec![share(0, 270, 1.0, 0.8, 1.0), share(2, 30, 0.0, 0.0, 0.2)],
+    ];
+    let times = || one.measured.shares.iter().map(Vec::as_slice);
+    let all = shares::summary(times()).unwrap();
+    assert_eq!((all.all, all.held), (4, 4));
+    // 300 of 400; 0.2 of the first hundred and all of the other three.
+    assert!((all.nodes[0].counted - 0.75).abs() < 1e-9);
+    assert!((all.nodes[0].told - 0.8).abs() < 1e-9);
+    assert!((all.width - 0.25).abs() < 1e-9);
+    let text = table::shares(std::slice::from_ref(&one));
+    assert!(text.contains("4 of 4"), "{text}");
+
+    one.measured.shares[2][0].low = 0.95;
+    let all = shares::summary(one.measured.shares.iter().map(Vec::as_slice)).unwrap();
+    assert_eq!((all.all, all.held), (4, 3));
+    assert_eq!(shares::summary(std::iter::empty()), None);
 }

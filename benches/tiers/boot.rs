@@ -23,8 +23,13 @@ const SHORT_TIMEOUT: &str = "600";
 /// has it, and is started once more.
 const GUEST_DIED: i32 = 126;
 
-/// Runs these, one after the other, in one guest: the result of each.
-pub(crate) fn measure(jobs: &[&Job], set: &Set) -> Result<Vec<Result<Measured, String>>, String> {
+/// Runs these, one after the other, in one guest: the result of each. `shares`: with what the daemon
+/// says meanwhile.
+pub(crate) fn measure(
+    jobs: &[&Job],
+    set: &Set,
+    shares: bool,
+) -> Result<Vec<Result<Measured, String>>, String> {
     let node = if jobs.iter().any(|job| job.system == BOUND) {
         FAST_NODE_BOUND
     } else {
@@ -40,6 +45,9 @@ pub(crate) fn measure(jobs: &[&Job], set: &Set) -> Result<Vec<Result<Measured, S
         "--size".to_owned(),
         guest::size_name(set.size).to_owned(),
     ];
+    if shares {
+        args.push("--shares".to_owned());
+    }
     args.extend(jobs.iter().map(|job| {
         let run = guest::Run {
             workload: job.workload.to_owned(),

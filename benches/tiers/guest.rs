@@ -8,12 +8,14 @@ use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::str::FromStr;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use hmkeeper::sys::process::end_with_parent;
 use nix::sys::signal::Signal;
 
 use crate::results::{Daemon, Measured};
+use crate::shares::Share;
 use crate::system::{self, System};
 use crate::tierlat::{self, Counts};
 use crate::workload::{Done, Size};
@@ -53,10 +55,11 @@ impl FromStr for Run {
     }
 }
 
-/// Each in turn; writes a line with what was measured, or with what went wrong.
-pub(crate) fn measure_all(runs: &[Run], size: Size) -> Result<(), String> {
+/// Each in turn; writes a line with what was measured, or with what went wrong. `shares`: the daemon is
+/// asked meanwhile.
+pub(crate) fn measure_all(runs: &[Run], size: Size, shares: bool) -> Result<(), String> {
     for run in runs {
-        let measured = measure(run, size);
+        let measured = measure(run, size, shares);
         let text = serde_json::to_string(&measured).map_err(|e| e.to_string())?;
         println!("{text}");
     }
@@ -73,7 +76,7 @@ pub(crate) fn missing_all(systems: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-fn measure(run: &Run, size: Size) -> Result<Measured, String> {
+fn measure(run: &Run, size: Size, shares: bool) -> Result<Measured, String> {
     let workload = run.workload.as_str();
     let system = system::named(&run.system, run.pace);
     let mut system = system.ok_or_else(|| format!("no system {}", run.system))?;
@@ -89,7 +92,15 @@ fn measure(run: &Run, size: Size) -> Result<Measured, String> {
     let before = Snapshot::take(pid, &*system)?;
     tierlat::charge(true)?;
     program.tell()?;
-    let done = program.line()?;
+    let is_over = AtomicBool::new(false);
+    let (done, shares) = std::thread::scope(|scope| {
+        let told = shares.then(|| scope.spawn(|| told_shares(pid, &*system, &is_over)));
+        let done = program.line();
+        is_over.store(true, Ordering::Relaxed);
+        let told = told.map(|thread| thread.join().expect("it does not panic"));
+        (done, told.transpose())
+    });
+    let (done, shares) = (done?, shares?.unwrap_or_default());
     let after = Snapshot::take(pid, &*system)?;
     tierlat::charge(false)?;
     let schemes = system.schemes()?;
@@ -116,9 +127,53 @@ fn measure(run: &Run, size: Size) -> Result<Measured, String> {
         workload_user_seconds: after.own_cpu.0 - before.own_cpu.0,
         workload_system_seconds: after.own_cpu.1 - before.own_cpu.1,
         schemes,
+        shares,
         latency: done.latency,
         daemon: after.said.map(|(.., daemon)| daemon),
     })
+}
+
+/// What the daemon says that each node serves, each time that as much time has passed as it speaks
+/// of, until `is_over`, and what that node has served in it. Nothing where nobody says so.
+fn told_shares(
+    pid: u32,
+    system: &dyn System,
+    is_over: &AtomicBool,
+) -> Result<Vec<Vec<Share>>, String> {
+    let mut times = Vec::new();
+    let mut before = Counts::read()?;
+    let mut since = Instant::now();
+    let Some(mut told) = system.told(pid)? else {
+        return Ok(times);
+    };
+    while !is_over.load(Ordering::Relaxed) {
+        if since.elapsed() < told.of {
+            std::thread::sleep(Duration::from_millis(50));
+            continue;
+        }
+        told = system
+            .told(pid)?
+            .ok_or("the daemon says nothing any more")?;
+        let counts = Counts::read()?;
+        since = Instant::now();
+        let misses = counts.watched_since(&before);
+        before = counts;
+        let is_known = told.nodes.values().any(|[ratio, ..]| *ratio > 0.0);
+        if is_known {
+            let share = |(&node, &misses): (&u32, &u64)| {
+                let [told, low, high] = told.nodes.get(&node).copied().unwrap_or([0.0, 0.0, 1.0]);
+                Share {
+                    node,
+                    misses,
+                    told,
+                    low,
+                    high,
+                }
+            };
+            times.push(misses.iter().map(share).collect());
+        }
+    }
+    Ok(times)
 }
 
 /// The workload as a child process.
@@ -266,9 +321,9 @@ pub(crate) fn wait_for(
     at_most: Duration,
     mut done: impl FnMut() -> Result<bool, String>,
 ) -> Result<(), String> {
-    let until = std::time::Instant::now() + at_most;
+    let until = Instant::now() + at_most;
     while !done()? {
-        if std::time::Instant::now() > until {
+        if Instant::now() > until {
             return Err(format!("{what}: not within {at_most:?}"));
         }
         std::thread::sleep(Duration::from_millis(100));

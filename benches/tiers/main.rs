@@ -27,6 +27,7 @@ mod host;
 mod results;
 mod run;
 mod sets;
+mod shares;
 mod stats;
 mod system;
 mod table;
@@ -67,6 +68,8 @@ enum Verb {
         runs: Vec<guest::Run>,
         #[arg(long, value_enum, default_value = "normal")]
         size: Size,
+        #[arg(long)]
+        shares: bool,
     },
     /// In the guest: what its kernel lacks for these systems
     #[command(hide = true)]
@@ -87,7 +90,7 @@ fn main() -> ExitCode {
         Verb::Run(options) => run::run(&options),
         Verb::Show(options) => run::show(&options),
         Verb::Compare { with, options } => run::compare(&options, &with),
-        Verb::Guest { runs, size } => guest::measure_all(&runs, size),
+        Verb::Guest { runs, size, shares } => guest::measure_all(&runs, size, shares),
         Verb::Missing { systems } => guest::missing_all(&systems),
         Verb::Workload { name, size } => workload::run(&name, size),
     };

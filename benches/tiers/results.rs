@@ -10,6 +10,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::shares::Share;
 use crate::stats::{interval, median};
 
 /// The system that all others are compared with.
@@ -88,6 +89,9 @@ pub(crate) struct Measured {
     /// What the daemon says of itself at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) daemon: Option<Daemon>,
+    /// What it says that each node serves, time after time, where it was asked (`--shares`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) shares: Vec<Vec<Share>>,
     /// What DAMON says of its schemes at the end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) schemes: Vec<Scheme>,

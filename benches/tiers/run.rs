@@ -27,6 +27,10 @@ pub(crate) struct Options {
     /// Run again what was disturbed: while it ran, others took a tenth of one of the host's CPUs
     #[arg(long)]
     again: bool,
+    /// Ask the daemon during runs which share of the accesses each node serves, and keep it beside
+    /// what was counted
+    #[arg(long)]
+    shares: bool,
     /// Stop after so many new runs
     #[arg(long)]
     limit: Option<usize>,
@@ -55,7 +59,7 @@ impl Options {
         match &self.results {
             Some(path) => path.clone(),
             None if self.set == "smoke" => {
-                // This program lies in TARGET/release/deps.
+                // This program lies in TARGET/PROFILE/deps.
                 let me = std::env::current_exe().unwrap_or_default();
                 let target = me.ancestors().nth(3).map(Path::to_owned);
                 target.unwrap_or_default().join("tiers-smoke.json")
@@ -138,7 +142,7 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
             scope.spawn(move || {
                 let one = || next.lock().ok()?.next();
                 while let Some(jobs) = one() {
-                    if tell.send(boot(jobs, set)).is_err() {
+                    if tell.send(boot(jobs, set, options.shares)).is_err() {
                         break;
                     }
                 }
@@ -216,6 +220,7 @@ pub(crate) fn show(options: &Options) -> Result<(), String> {
     let best = results::best_paces(&cells);
     print!("{}\n{}", table::all(&cells), table::means(&best));
     print!("{}", table::latencies(&rows));
+    print!("{}", table::shares(&rows));
     let stem = file.with_extension("");
     for (name, chart) in chart::all(&best) {
         let path = format!("{}-{}-{name}.svg", stem.display(), set.name);
@@ -292,10 +297,10 @@ struct Brought<'a> {
 }
 
 /// Runs these, one after the other, in one guest.
-fn boot<'a>(jobs: &'a [&'a Job], set: &Set) -> Brought<'a> {
+fn boot<'a>(jobs: &'a [&'a Job], set: &Set, shares: bool) -> Brought<'a> {
     let begin = Instant::now();
     let before = host_others();
-    let results = boot::measure(jobs, set).unwrap_or_else(|e| vec![Err(e); jobs.len()]);
+    let results = boot::measure(jobs, set, shares).unwrap_or_else(|e| vec![Err(e); jobs.len()]);
     Brought {
         jobs,
         results,

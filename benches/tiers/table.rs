@@ -1,6 +1,7 @@
 //! Results as text: a line as each run ends, and a table of all. Pure.
 
 use crate::results::{Cell, FIRST_TOUCH, Latency, Row, named};
+use crate::shares::{Share, Sum, summary};
 use crate::stats::{geometric_mean, median};
 
 /// Above the lines of [`line`].
@@ -129,6 +130,45 @@ pub(crate) fn latencies(rows: &[Row]) -> String {
             "  {workload:<9} {system:<16} {runs:>3} {:>8.0} {:>8.0} {longest:>11.0}\n",
             of(|l| l.p50_us),
             of(|l| l.p99_us),
+        );
+        text += &line;
+    }
+    text
+}
+
+/// Of runs in which the daemon was asked: which share of the accesses each node served, as it said,
+/// beside its share of the misses, over all runs. Empty where none was.
+pub(crate) fn shares(rows: &[Row]) -> String {
+    let mut groups: Vec<(&str, String, Vec<&[Share]>)> = Vec::new();
+    for row in rows.iter().filter(|r| !r.measured.shares.is_empty()) {
+        let system = named(&row.system, row.pace);
+        let times = row.measured.shares.iter().map(Vec::as_slice);
+        match (groups.iter_mut()).find(|g| g.0 == row.workload && g.1 == system) {
+            Some(group) => group.2.extend(times),
+            None => groups.push((&row.workload, system, times.collect())),
+        }
+    }
+    if groups.is_empty() {
+        return String::new();
+    }
+    let mut text = format!(
+        "\n  {:<9} {:<16} {:<25} {:<25} {:>12} {:>7}\n",
+        "workload", "system", "counted by node, %", "told, %", "within", "wide, %"
+    );
+    for (workload, system, times) in groups {
+        let Some(all) = summary(times.into_iter()) else {
+            continue;
+        };
+        let of = |get: fn(&Sum) -> f64| -> String {
+            let shares = all.nodes.iter().map(|n| format!("{:5.1}", get(n) * 100.0));
+            shares.collect::<Vec<_>>().join(" ")
+        };
+        let line = format!(
+            "  {workload:<9} {system:<16} {:<25} {:<25} {:>12} {:>7.1}\n",
+            of(|n| n.counted),
+            of(|n| n.told),
+            format!("{} of {}", all.held, all.all),
+            all.width * 100.0
         );
         text += &line;
     }

@@ -4,6 +4,9 @@
 mod damos;
 mod ours;
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use crate::results::{BOUND, Daemon, OURS, Scheme};
 
 /// All of them.
@@ -39,8 +42,16 @@ pub(crate) fn short_pace(name: &str) -> f64 {
     }
 }
 
+/// What the daemon says of a process' accesses.
+pub(crate) struct Told {
+    /// The time that it speaks of, up to now.
+    pub(crate) of: Duration,
+    /// By node: the share that it serves, and between what bounds that is.
+    pub(crate) nodes: BTreeMap<u32, [f64; 3]>,
+}
+
 /// One of them, in the guest.
-pub(crate) trait System {
+pub(crate) trait System: Sync {
     /// What this kernel lacks that it needs, if anything.
     fn missing(&self) -> Result<Option<String>, String> {
         Ok(None)
@@ -67,6 +78,11 @@ pub(crate) trait System {
     /// Bytes that it says it has promoted and demoted of a process, and what else it says;
     /// `None`: ask the kernel.
     fn status(&self, _pid: u32) -> Result<Option<(u64, u64, Daemon)>, String> {
+        Ok(None)
+    }
+
+    /// What it says that nodes serve of a process' accesses, if it says so.
+    fn told(&self, _pid: u32) -> Result<Option<Told>, String> {
         Ok(None)
     }
 

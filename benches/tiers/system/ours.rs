@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use hmkeeper::control::{Request, client};
 use hmkeeper::sys::process::end_with_parent;
+use hmkeeper::telemetry::status::{Status, TargetStatus};
 use hmkeeper::units::Pid;
 use nix::sys::signal::Signal;
 
-use super::System;
+use super::{System, Told};
 use crate::guest::wait_for;
 use crate::results::Daemon;
 
@@ -40,6 +41,13 @@ impl Ours {
 
     fn socket(&self) -> PathBuf {
         self.dir.join("control.sock")
+    }
+
+    fn asked(&self) -> Result<Box<Status>, String> {
+        let reply = client::call(&self.socket(), Request::Status).map_err(|e| e.to_string())?;
+        reply
+            .status
+            .ok_or_else(|| "the daemon says nothing of itself".to_owned())
     }
 
     fn config(&self, pid: u32) -> String {
@@ -113,11 +121,8 @@ impl System for Ours {
     }
 
     fn status(&self, pid: u32) -> Result<Option<(u64, u64, Daemon)>, String> {
-        let reply = client::call(&self.socket(), Request::Status).map_err(|e| e.to_string())?;
-        let status = reply.status.ok_or("the daemon says nothing of itself")?;
-        let own = Pid(i32::try_from(pid).map_err(|e| e.to_string())?);
-        let target = status.targets.iter().find(|t| t.pid == own);
-        let target = target.ok_or("the daemon does not watch the workload")?;
+        let status = self.asked()?;
+        let target = of(&status, pid)?;
         let paused = status.paused.iter().chain(&target.paused);
         let daemon = Daemon {
             epochs: status.epoch,
@@ -129,4 +134,25 @@ impl System for Ours {
         };
         Ok(Some((target.promoted_bytes, target.demoted_bytes, daemon)))
     }
+
+    fn told(&self, pid: u32) -> Result<Option<Told>, String> {
+        let status = self.asked()?;
+        // Here each tier has one node.
+        let node = |name: &str| status.tiers.iter().find(|t| t.name == name)?.nodes.first();
+        let shares = of(&status, pid)?.tiers.iter().filter_map(|s| {
+            let bounds = [s.access_ratio, s.access_ratio_low, s.access_ratio_high];
+            Some((*node(&s.tier)?, bounds))
+        });
+        Ok(Some(Told {
+            of: Duration::from_secs_f64(status.interval_seconds.max(status.epoch_seconds)),
+            nodes: shares.collect(),
+        }))
+    }
+}
+
+/// What it says of the workload.
+fn of(status: &Status, pid: u32) -> Result<&TargetStatus, String> {
+    let own = Pid(i32::try_from(pid).map_err(|e| e.to_string())?);
+    let target = status.targets.iter().find(|t| t.pid == own);
+    target.ok_or_else(|| "the daemon does not watch the workload".to_owned())
 }
