@@ -94,6 +94,7 @@ fn placement_is_worth_what_it_is_worth() {
         assert_eq!(run["machine"], "small");
         assert_eq!(run["workload"], "cold-first");
         assert_eq!(run["seed"], 1);
+        assert_eq!(run["coarse"], 1);
         let accesses = run["tier_accesses"].as_array().unwrap();
         assert_eq!(accesses.len(), 2);
         let parts = number(run, "total_seconds") - number(run, "application_seconds");

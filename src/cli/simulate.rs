@@ -19,12 +19,15 @@ use crate::epoch::LoopSettings;
 use crate::sim::FileError;
 use crate::sim::hardware::{self, Hardware};
 use crate::sim::run::{Case, Policy, Run};
+use crate::sim::sweep::corners;
 use crate::sim::workload::{self, Workload};
 
 /// Bytes that a file may have that describes a machine or a workload.
 const FILE_MAX: u64 = 1 << 20;
 /// Of 2 MiB each these are regions of 128 MiB.
 const COARSE_MAX: u8 = 64;
+/// Of all runs together: what two cores have done in some minutes. A table of more is coarser.
+const FOLIOS_OF_A_TABLE: u64 = 50_000_000;
 /// What stands for every name.
 pub(super) const ALL: &str = "all";
 
@@ -52,9 +55,10 @@ pub(super) struct Args {
     /// How the daemon is set, as for `run` (default: as it comes)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Folios that are taken for one, a power of two up to 64: as much faster, less fine
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    coarse: u8,
+    /// Folios that are taken for one, a power of two up to 64: as much faster, less fine (default:
+    /// 1, and for a large table as many as have it done in minutes)
+    #[arg(long, value_name = "N")]
+    coarse: Option<u8>,
     /// Of all random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -74,6 +78,7 @@ struct Asked<'a> {
     policies: &'a [(&'static str, Policy)],
     settings: &'a LoopSettings,
     fast_share: Option<f64>,
+    /// Folios that are taken for one, as a power of two.
     coarse: u8,
     seed: u64,
 }
@@ -99,6 +104,8 @@ struct Line<'a> {
     workload: &'a str,
     policy: &'a str,
     seed: u64,
+    /// Folios that were taken for one.
+    coarse: u8,
     #[serde(flatten)]
     run: Run,
 }
@@ -111,7 +118,10 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
         let text = "--fast-share: write a share of more than 0, at most 1, such as 0.2";
         return Err(Failure::new(code::USAGE, text).into());
     }
-    if !args.coarse.is_power_of_two() || args.coarse > COARSE_MAX {
+    if args
+        .coarse
+        .is_some_and(|coarse| !coarse.is_power_of_two() || coarse > COARSE_MAX)
+    {
         let text = format!("--coarse: write 1, 2, 4 and so on up to {COARSE_MAX}");
         return Err(Failure::new(code::USAGE, text).into());
     }
@@ -134,13 +144,32 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
     )?;
     let policies = policies(&args.policy)?;
     let settings = settings(args.config.as_deref())?;
+    let coarse = args.coarse.unwrap_or_else(|| {
+        let of_machine = |machine| {
+            if args.sweep {
+                corners(machine).len()
+            } else {
+                1
+            }
+        };
+        let machines: usize = machines.iter().map(of_machine).sum();
+        let coarse = coarse_enough(&workloads, machines * policies.len());
+        if coarse > 1 {
+            // Nobody to tell if stderr is closed.
+            let _ = writeln!(
+                io::stderr(),
+                "{coarse} folios are taken for one, which has it done in minutes; --coarse 1 takes each by itself"
+            );
+        }
+        coarse
+    });
     let all_of_it = Asked {
         machines: &machines,
         workloads: &workloads,
         policies: &policies,
         settings: &settings,
         fast_share: args.fast_share,
-        coarse: u8::try_from(args.coarse.trailing_zeros()).unwrap_or(0),
+        coarse: u8::try_from(coarse.trailing_zeros()).unwrap_or(0),
         seed: args.seed,
     };
     if args.sweep {
@@ -168,6 +197,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
                 workload,
                 policy,
                 seed: args.seed,
+                coarse,
                 run,
             }),
             Err(error) => {
@@ -193,6 +223,18 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
         let _ = writeln!(io::stderr(), "left out: {text}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How many folios are to be taken for one, that a table of so many runs of each workload is done in
+/// minutes; 1 where each is run once.
+fn coarse_enough(workloads: &[Workload], runs: usize) -> u8 {
+    if runs < 2 {
+        return 1;
+    }
+    let of_one = workloads.iter().map(|w| w.size().0 / w.folio.0);
+    let all = of_one.sum::<u64>().saturating_mul(runs as u64);
+    let needed = all.div_ceil(FOLIOS_OF_A_TABLE).next_power_of_two();
+    u8::try_from(needed).map_or(COARSE_MAX, |needed| needed.min(COARSE_MAX))
 }
 
 /// Runs `count` cases on all CPUs; what came of each, in order.
@@ -365,4 +407,32 @@ fn table(lines: &[Line<'_>]) -> String {
         text.push_str("> given up\n");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COARSE_MAX, FOLIOS_OF_A_TABLE, coarse_enough};
+    use crate::sim::workload::{PRESETS, Workload};
+
+    #[test]
+    fn only_a_large_table_is_coarse() {
+        let all: Vec<Workload> = PRESETS
+            .iter()
+            .map(|(_, text)| Workload::parse(text).unwrap())
+            .collect();
+        for workload in &all {
+            let one = std::slice::from_ref(workload);
+            assert_eq!(coarse_enough(one, 1), 1, "{}", workload.name);
+            // A policy beside first-touch.
+            assert_eq!(coarse_enough(one, 2), 1, "{}", workload.name);
+        }
+        let folios: u64 = all.iter().map(|w| w.size().0 / w.folio.0).sum();
+        for runs in [1, 15, 90] {
+            let coarse = coarse_enough(&all, runs);
+            assert!(coarse.is_power_of_two() && coarse <= COARSE_MAX);
+            assert!(runs == 1 || folios * runs as u64 / u64::from(coarse) <= FOLIOS_OF_A_TABLE);
+        }
+        assert!(coarse_enough(&all, 15) > 1);
+        assert_eq!(coarse_enough(&all, 100_000), COARSE_MAX);
+    }
 }
