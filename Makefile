@@ -20,7 +20,7 @@ QUIET      := $(if $(CI),--quiet)
 # Nodes that hold memory: "0" on an ordinary machine, "0-1" or "0,2" on others.
 TIERED     := $(findstring -,$(shell tr , - </sys/devices/system/node/has_memory 2>/dev/null))
 
-# The release with assertions and overflow checks: one build for lints, host and guest.
+# The release with assertions and overflow checks: one build for host and guest.
 CHECKED    := --profile checked --locked
 # Those of tests/guest that run on the host too run one after the other.
 HOST_TESTS := --lib --bins $(patsubst tests/%.rs,--test %,$(wildcard tests/*.rs))

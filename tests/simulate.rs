@@ -1,5 +1,5 @@
-//! `hmkeeper simulate`, the binary itself, on a machine and a program small enough for a
-//! debug build.
+//! `hmkeeper simulate`, the binary itself, on a small machine and a small program, and in coarse tables on
+//! those that come along.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -94,7 +94,6 @@ fn placement_is_worth_what_it_is_worth() {
         assert_eq!(run["machine"], "small");
         assert_eq!(run["workload"], "cold-first");
         assert_eq!(run["seed"], 1);
-        assert_eq!(run["coarse"], 1);
         let accesses = run["tier_accesses"].as_array().unwrap();
         assert_eq!(accesses.len(), 2);
         let parts = number(run, "total_seconds") - number(run, "application_seconds");
@@ -125,6 +124,7 @@ fn coarser_is_nearly_the_same() {
     let fine = runs(dir.path(), &policies);
     let coarse = runs(dir.path(), &[&policies[..], &["--coarse", "2"]].concat());
     for (fine, coarse) in fine.iter().zip(&coarse) {
+        assert_eq!((&fine["coarse"], &coarse["coarse"]), (&1.into(), &2.into()));
         for (key, near) in [
             ("total_seconds", 0.03),
             ("bytes", 0.01),
@@ -286,10 +286,16 @@ fn a_sweep_says_which_orders_survive() {
     );
     let alone: Value = serde_json::from_slice(&alone.stdout).unwrap();
     assert_eq!(plain["total_seconds"], alone[0]["total_seconds"]);
+    assert_eq!(
+        (&plain["coarse"], &alone[0]["coarse"]),
+        (&8.into(), &8.into())
+    );
 
     let table = simulate(&[&args[..], &policies].concat());
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
-    assert_eq!(table.lines().count(), 4, "{table}");
+    // A head, the orders, and how coarse it was.
+    assert_eq!(table.lines().count(), 5, "{table}");
+    assert!(table.contains("\n8 folios are taken for one"), "{table}");
     assert!(table.contains("survives"), "{table}");
     let one = simulate(&[&args[..], &["--policy", "hemem"]].concat());
     assert_eq!(one.status.code(), Some(2), "{one:?}");

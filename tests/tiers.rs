@@ -306,8 +306,8 @@ fn what_the_daemon_tells_stands_beside_what_was_counted() {
     let all = shares::summary(times()).unwrap();
     assert_eq!((all.all, all.held), (4, 4));
     // 300 of 400; 0.2 of the first hundred and all of the other three.
-    assert!((all.nodes[0].counted - 0.75).abs() < 1e-9);
-    assert!((all.nodes[0].told - 0.8).abs() < 1e-9);
+    assert!((all.nodes[&0].counted - 0.75).abs() < 1e-9);
+    assert!((all.nodes[&0].told - 0.8).abs() < 1e-9);
     assert!((all.width - 0.25).abs() < 1e-9);
     let text = table::shares(std::slice::from_ref(&one));
     assert!(text.contains("4 of 4"), "{text}");

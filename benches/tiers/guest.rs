@@ -93,15 +93,15 @@ fn measure(run: &Run, size: Size, shares: bool) -> Result<Measured, String> {
     tierlat::charge(true)?;
     program.tell()?;
     let is_over = AtomicBool::new(false);
-    let (done, shares) = std::thread::scope(|scope| {
+    let (done, after, shares) = std::thread::scope(|scope| {
         let told = shares.then(|| scope.spawn(|| told_shares(pid, &*system, &is_over)));
         let done = program.line();
         is_over.store(true, Ordering::Relaxed);
+        let after = Snapshot::take(pid, &*system);
         let told = told.map(|thread| thread.join().expect("it does not panic"));
-        (done, told.transpose())
+        (done, after, told.transpose())
     });
-    let (done, shares) = (done?, shares?.unwrap_or_default());
-    let after = Snapshot::take(pid, &*system)?;
+    let (done, after) = (done?, after?);
     tierlat::charge(false)?;
     let schemes = system.schemes()?;
     system.stop()?;
@@ -127,40 +127,46 @@ fn measure(run: &Run, size: Size, shares: bool) -> Result<Measured, String> {
         workload_user_seconds: after.own_cpu.0 - before.own_cpu.0,
         workload_system_seconds: after.own_cpu.1 - before.own_cpu.1,
         schemes,
-        shares,
+        shares: shares?.unwrap_or_default(),
         latency: done.latency,
         daemon: after.said.map(|(.., daemon)| daemon),
     })
 }
 
-/// What the daemon says that each node serves, each time that as much time has passed as it speaks
-/// of, until `is_over`, and what that node has served in it. Nothing where nobody says so.
+/// What the daemon says that each node serves, and what it has served in the same time, one such time
+/// after the other until `is_over`. Nothing where nobody says so.
 fn told_shares(
     pid: u32,
     system: &dyn System,
     is_over: &AtomicBool,
 ) -> Result<Vec<Vec<Share>>, String> {
     let mut times = Vec::new();
-    let mut before = Counts::read()?;
-    let mut since = Instant::now();
     let Some(mut told) = system.told(pid)? else {
         return Ok(times);
     };
+    // It speaks of the time up to the end of its last epoch: counters are read at such ends, which are
+    // seen when it is asked twice in a row. To answer costs it samples, so it is left alone until
+    // half an epoch before the one that is wanted.
+    let mut since: Option<(Counts, Instant)> = None;
+    let mut epochs = None;
     while !is_over.load(Ordering::Relaxed) {
-        if since.elapsed() < told.of {
+        let is_early = |(_, at): &(Counts, Instant)| at.elapsed() + told.epoch / 2 < told.of;
+        if since.as_ref().is_some_and(is_early) {
             std::thread::sleep(Duration::from_millis(50));
+            epochs = None;
             continue;
         }
-        told = system
-            .told(pid)?
-            .ok_or("the daemon says nothing any more")?;
+        let now = system.told(pid)?;
+        told = now.ok_or("the daemon says nothing any more")?;
+        let is_end = epochs.replace(told.epochs).is_some_and(|e| told.epochs > e);
+        if !is_end {
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        }
         let counts = Counts::read()?;
-        since = Instant::now();
-        let misses = counts.watched_since(&before);
-        before = counts;
         let is_known = told.nodes.values().any(|[ratio, ..]| *ratio > 0.0);
-        if is_known {
-            let share = |(&node, &misses): (&u32, &u64)| {
+        if let Some((before, _)) = since.as_ref().filter(|_| is_known) {
+            let share = |(node, misses)| {
                 let [told, low, high] = told.nodes.get(&node).copied().unwrap_or([0.0, 0.0, 1.0]);
                 Share {
                     node,
@@ -170,8 +176,10 @@ fn told_shares(
                     high,
                 }
             };
-            times.push(misses.iter().map(share).collect());
+            let misses = counts.watched_since(before);
+            times.push(misses.into_iter().map(share).collect());
         }
+        since = Some((counts, Instant::now()));
     }
     Ok(times)
 }

@@ -28,8 +28,8 @@ pub(crate) struct Options {
     #[arg(long)]
     again: bool,
     /// Ask the daemon during runs which share of the accesses each node serves, and keep it beside
-    /// what was counted
-    #[arg(long)]
+    /// what was counted; such runs do not belong with others
+    #[arg(long, requires = "results")]
     shares: bool,
     /// Stop after so many new runs
     #[arg(long)]

@@ -1,6 +1,8 @@
 //! What the daemon says that each node serves, beside what the plugin counted there in the same
 //! time. Pure.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// One node in the time that the daemon spoke of.
@@ -19,7 +21,7 @@ pub(crate) struct Share {
 }
 
 /// A node over the whole run.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sum {
     /// Its share of all misses.
     pub(crate) counted: f64,
@@ -30,8 +32,8 @@ pub(crate) struct Sum {
 /// What all times of a run, or of several, come to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Summary {
-    /// By node, from the first one.
-    pub(crate) nodes: Vec<Sum>,
+    /// By node.
+    pub(crate) nodes: BTreeMap<u32, Sum>,
     /// How many times, and nodes in each, were told.
     pub(crate) all: usize,
     /// In how many of these the bounds hold what was counted.
@@ -42,32 +44,29 @@ pub(crate) struct Summary {
 
 /// `None` where nothing was told, or nothing missed.
 pub(crate) fn summary<'a>(times: impl Iterator<Item = &'a [Share]>) -> Option<Summary> {
-    let mut nodes: Vec<(u64, f64)> = Vec::new();
-    let (mut all, mut held, mut width, mut misses) = (0, 0, 0.0, 0);
+    let mut nodes: BTreeMap<u32, Sum> = BTreeMap::new();
+    let (mut all, mut held, mut width, mut misses) = (0, 0, 0.0, 0.0);
     for time in times {
-        let here: u64 = time.iter().map(|s| s.misses).sum();
-        if here == 0 {
+        let here = time.iter().map(|s| s.misses).sum::<u64>() as f64;
+        if here == 0.0 {
             continue;
         }
         misses += here;
-        nodes.resize(nodes.len().max(time.len()), (0, 0.0));
-        for (sum, share) in nodes.iter_mut().zip(time) {
-            let counted = share.misses as f64 / here as f64;
-            sum.0 += share.misses;
-            sum.1 += share.told * here as f64;
+        for share in time {
+            let counted = share.misses as f64 / here;
+            let sum = nodes.entry(share.node).or_default();
+            sum.counted += share.misses as f64;
+            sum.told += share.told * here;
             all += 1;
             held += usize::from(share.low <= counted && counted <= share.high);
             width += share.high - share.low;
         }
     }
-    let of = |part: f64| part / misses as f64;
-    let nodes: Vec<Sum> = (nodes.iter())
-        .map(|&(counted, told)| Sum {
-            counted: of(counted as f64),
-            told: of(told),
-        })
-        .collect();
-    (misses > 0).then(|| Summary {
+    for sum in nodes.values_mut() {
+        sum.counted /= misses;
+        sum.told /= misses;
+    }
+    (misses > 0.0).then(|| Summary {
         nodes,
         all,
         held,

@@ -160,7 +160,10 @@ pub(crate) fn shares(rows: &[Row]) -> String {
             continue;
         };
         let of = |get: fn(&Sum) -> f64| -> String {
-            let shares = all.nodes.iter().map(|n| format!("{:5.1}", get(n) * 100.0));
+            let shares = all
+                .nodes
+                .values()
+                .map(|n| format!("{:5.1}", get(n) * 100.0));
             shares.collect::<Vec<_>>().join(" ")
         };
         let line = format!(

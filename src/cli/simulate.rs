@@ -95,6 +95,38 @@ impl<'a> Asked<'a> {
             seed: self.seed,
         }
     }
+
+    /// How many folios are to be taken for one, that all of it is done in minutes; 1 for a run by
+    /// itself.
+    fn coarse_enough(&self, sweeps: bool) -> u8 {
+        let (_, policy) = self.policies[0];
+        let (mut runs, mut folios) = (0, 0_u64);
+        for machine in self.machines {
+            let corners = if sweeps { corners(machine).len() } else { 1 };
+            let each = (corners * self.policies.len()) as u64;
+            for workload in self.workloads {
+                let of_one = self.case(machine, workload, policy).folios();
+                folios = folios.saturating_add(of_one.saturating_mul(each));
+                runs += each;
+            }
+        }
+        let needed = folios.div_ceil(FOLIOS_OF_A_TABLE).max(1);
+        let needed = needed.checked_next_power_of_two();
+        let needed = needed.and_then(|needed| u8::try_from(needed).ok());
+        if runs < 2 {
+            1
+        } else {
+            needed.map_or(COARSE_MAX, |needed| needed.min(COARSE_MAX))
+        }
+    }
+
+    /// What a table says below of how coarse it is.
+    fn note(&self) -> String {
+        match 1_u32 << self.coarse {
+            1 => String::new(),
+            coarse => format!("{coarse} folios are taken for one (--coarse 1: each by itself)\n"),
+        }
+    }
 }
 
 /// One line of the table.
@@ -144,34 +176,18 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
     )?;
     let policies = policies(&args.policy)?;
     let settings = settings(args.config.as_deref())?;
-    let coarse = args.coarse.unwrap_or_else(|| {
-        let of_machine = |machine| {
-            if args.sweep {
-                corners(machine).len()
-            } else {
-                1
-            }
-        };
-        let machines: usize = machines.iter().map(of_machine).sum();
-        let coarse = coarse_enough(&workloads, machines * policies.len());
-        if coarse > 1 {
-            // Nobody to tell if stderr is closed.
-            let _ = writeln!(
-                io::stderr(),
-                "{coarse} folios are taken for one, which has it done in minutes; --coarse 1 takes each by itself"
-            );
-        }
-        coarse
-    });
-    let all_of_it = Asked {
+    let mut all_of_it = Asked {
         machines: &machines,
         workloads: &workloads,
         policies: &policies,
         settings: &settings,
         fast_share: args.fast_share,
-        coarse: u8::try_from(coarse.trailing_zeros()).unwrap_or(0),
+        coarse: 0,
         seed: args.seed,
     };
+    let coarse = args.coarse;
+    let coarse = coarse.unwrap_or_else(|| all_of_it.coarse_enough(args.sweep));
+    all_of_it.coarse = u8::try_from(coarse.trailing_zeros()).unwrap_or(0);
     if args.sweep {
         return sweep::run(&all_of_it, args.json);
     }
@@ -211,7 +227,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
     if args.json {
         print_json(&lines)?;
     } else {
-        print(&table(&lines))?;
+        print(&(table(&lines) + &all_of_it.note()))?;
     }
     let is_error = lines.is_empty() || failed.iter().any(|(by_name, _)| *by_name);
     let texts: Vec<String> = failed.into_iter().map(|(_, text)| text).collect();
@@ -223,18 +239,6 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
         let _ = writeln!(io::stderr(), "left out: {text}");
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// How many folios are to be taken for one, that a table of so many runs of each workload is done in
-/// minutes; 1 where each is run once.
-fn coarse_enough(workloads: &[Workload], runs: usize) -> u8 {
-    if runs < 2 {
-        return 1;
-    }
-    let of_one = workloads.iter().map(|w| w.size().0 / w.folio.0);
-    let all = of_one.sum::<u64>().saturating_mul(runs as u64);
-    let needed = all.div_ceil(FOLIOS_OF_A_TABLE).next_power_of_two();
-    u8::try_from(needed).map_or(COARSE_MAX, |needed| needed.min(COARSE_MAX))
 }
 
 /// Runs `count` cases on all CPUs; what came of each, in order.
@@ -411,28 +415,42 @@ fn table(lines: &[Line<'_>]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{COARSE_MAX, FOLIOS_OF_A_TABLE, coarse_enough};
-    use crate::sim::workload::{PRESETS, Workload};
+    use super::*;
+
+    fn coarse(machines: &[&str], workloads: &[&str], policy: &str, sweeps: bool) -> u8 {
+        let known = || hardware::PRESETS.iter().chain(&hardware::OF_TESTS);
+        let machines: Vec<Hardware> = known()
+            .filter(|(name, _)| machines.contains(name) || machines == [ALL])
+            .map(|(_, text)| Hardware::parse(text).unwrap())
+            .collect();
+        let workloads: Vec<Workload> = workload::PRESETS
+            .iter()
+            .filter(|(name, _)| workloads.contains(name) || workloads == [ALL])
+            .map(|(_, text)| Workload::parse(text).unwrap())
+            .collect();
+        let asked = Asked {
+            machines: &machines,
+            workloads: &workloads,
+            policies: &policies(&[policy.to_owned()]).unwrap(),
+            settings: &settings(None).unwrap(),
+            fast_share: None,
+            coarse: 0,
+            seed: 1,
+        };
+        asked.coarse_enough(sweeps)
+    }
 
     #[test]
     fn only_a_large_table_is_coarse() {
-        let all: Vec<Workload> = PRESETS
-            .iter()
-            .map(|(_, text)| Workload::parse(text).unwrap())
-            .collect();
-        for workload in &all {
-            let one = std::slice::from_ref(workload);
-            assert_eq!(coarse_enough(one, 1), 1, "{}", workload.name);
-            // A policy beside first-touch.
-            assert_eq!(coarse_enough(one, 2), 1, "{}", workload.name);
-        }
-        let folios: u64 = all.iter().map(|w| w.size().0 / w.folio.0).sum();
-        for runs in [1, 15, 90] {
-            let coarse = coarse_enough(&all, runs);
-            assert!(coarse.is_power_of_two() && coarse <= COARSE_MAX);
-            assert!(runs == 1 || folios * runs as u64 / u64::from(coarse) <= FOLIOS_OF_A_TABLE);
-        }
-        assert!(coarse_enough(&all, 15) > 1);
-        assert_eq!(coarse_enough(&all, 100_000), COARSE_MAX);
+        assert_eq!(coarse(&["optane-4tier"], &[ALL], "adaptive", false), 1);
+        assert_eq!(coarse(&["optane-4tier"], &["voltdb"], ALL, false), 1);
+        assert_eq!(coarse(&["optane-4tier"], &[ALL], ALL, false), 8);
+        assert_eq!(coarse(&[ALL], &[ALL], ALL, false), 32);
+        // A program is not larger than its machine.
+        assert_eq!(coarse(&["vm-4tier"], &[ALL], ALL, false), 1);
+        let swept = coarse(&["optane-4tier"], &[ALL], "adaptive", true);
+        assert!(swept > 4, "{swept}");
+        // However large: nobody asked for a table.
+        assert_eq!(coarse(&["optane-4tier"], &["gups"], "adaptive", false), 1);
     }
 }

@@ -344,8 +344,24 @@ impl Case<'_> {
         })
     }
 
+    /// Folios that the program has there, each by itself.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn folios(&self) -> u64 {
+        let scale = self.scale(self.workload, Ranking::of(self.hardware).fastest());
+        let all = self.workload.size().0 / self.workload.folio.0;
+        scale.map_or(all, |scale| (all as f64 * scale) as u64)
+    }
+
     /// The program, made smaller if the machine has not enough memory for it.
     fn fitting(&self, workload: Workload, fastest: usize) -> Workload {
+        match self.scale(&workload, fastest) {
+            Some(scale) => workload.scaled(scale),
+            None => workload,
+        }
+    }
+
+    /// By what it has to be made smaller, if so.
+    fn scale(&self, workload: &Workload, fastest: usize) -> Option<f64> {
         let size = workload.size().as_f64();
         let all = self.hardware.size();
         let others = all.saturating_sub(self.hardware.nodes[fastest].size);
@@ -356,11 +372,7 @@ impl Case<'_> {
         };
         // No node is filled with a part of a folio.
         let lost = (self.hardware.nodes.len() as u64 * workload.folio.0) as f64;
-        if size + lost > room(1.0) {
-            workload.scaled(room(FITS) / size)
-        } else {
-            workload
-        }
+        (size + lost > room(1.0)).then(|| room(FITS) / size)
     }
 
     /// The machine, with as much of the fastest memory as was asked for.

@@ -15,8 +15,8 @@ use crate::common::{
     target, wait_for,
 };
 
-/// Until what the first epochs cost is paid back.
-const SETTLE: Duration = Duration::from_secs(16);
+/// Until what the first epochs cost is paid back, in the short form and the long one.
+const SETTLE: [Duration; 2] = [Duration::from_secs(16), Duration::from_secs(24)];
 /// The same where epochs are stretched, to 32 s at most: in the long form's case of so
 /// many mappings.
 const SETTLE_STRETCHED: Duration = Duration::from_secs(100);
@@ -73,7 +73,7 @@ fn holds(case: &Case) {
     let mut daemon = start(&site);
     daemon.until_watching(workload.pid());
     sleep(if case.mappings < 100_000 {
-        SETTLE
+        short_or_full(SETTLE[0], SETTLE[1])
     } else {
         SETTLE_STRETCHED
     });

@@ -44,7 +44,11 @@ pub(crate) fn short_pace(name: &str) -> f64 {
 
 /// What the daemon says of a process' accesses.
 pub(crate) struct Told {
-    /// The time that it speaks of, up to now.
+    /// Epochs that it has seen the end of.
+    pub(crate) epochs: u64,
+    /// How long they are now.
+    pub(crate) epoch: Duration,
+    /// The time that it speaks of, up to the end of the last one.
     pub(crate) of: Duration,
     /// By node: the share that it serves, and between what bounds that is.
     pub(crate) nodes: BTreeMap<u32, [f64; 3]>,

@@ -144,6 +144,8 @@ impl System for Ours {
             Some((*node(&s.tier)?, bounds))
         });
         Ok(Some(Told {
+            epochs: status.epoch,
+            epoch: Duration::from_secs_f64(status.epoch_seconds),
             of: Duration::from_secs_f64(status.interval_seconds.max(status.epoch_seconds)),
             nodes: shares.collect(),
         }))

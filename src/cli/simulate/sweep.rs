@@ -27,6 +27,8 @@ struct Line<'a> {
     workload: &'a str,
     policy: &'a str,
     seed: u64,
+    /// Folios that were taken for one.
+    coarse: u8,
     total_seconds: f64,
     finished: bool,
 }
@@ -84,6 +86,7 @@ pub(super) fn run(asked: &Asked<'_>, json: bool) -> Result<ExitCode, End> {
                             workload,
                             policy,
                             seed: asked.seed,
+                            coarse: 1 << asked.coarse,
                             total_seconds: run.total_seconds,
                             finished: run.finished,
                         }));
@@ -118,7 +121,7 @@ pub(super) fn run(asked: &Asked<'_>, json: bool) -> Result<ExitCode, End> {
     if json {
         print_json(&findings)?;
     } else {
-        print(&table(&findings))?;
+        print(&(table(&findings) + &asked.note()))?;
     }
     for text in left_out {
         // Nobody to tell if stderr is closed.
