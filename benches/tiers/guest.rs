@@ -146,11 +146,11 @@ fn told_shares(
     };
     // It speaks of the time up to the end of its last epoch: counters are read at such ends, which are
     // seen when it is asked twice in a row. To answer costs it samples, so it is left alone until
-    // half an epoch before the one that is wanted.
+    // a quarter of an epoch before the end that is wanted.
     let mut since: Option<(Counts, Instant)> = None;
     let mut epochs = None;
     while !is_over.load(Ordering::Relaxed) {
-        let is_early = |(_, at): &(Counts, Instant)| at.elapsed() + told.epoch / 2 < told.of;
+        let is_early = |(_, at): &(Counts, Instant)| at.elapsed() + told.epoch / 4 < told.of;
         if since.as_ref().is_some_and(is_early) {
             std::thread::sleep(Duration::from_millis(50));
             epochs = None;
@@ -160,7 +160,7 @@ fn told_shares(
         told = now.ok_or("the daemon says nothing any more")?;
         let is_end = epochs.replace(told.epochs).is_some_and(|e| told.epochs > e);
         if !is_end {
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep((told.epoch / 5).max(Duration::from_millis(200)));
             continue;
         }
         let counts = Counts::read()?;
