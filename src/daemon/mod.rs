@@ -22,6 +22,7 @@ use anyhow::{Context, anyhow};
 use crate::config::{Config, DEFAULT_SOCKET, DEFAULT_STATE_DIR};
 use crate::control::server::{BindError, Socket};
 use crate::sys::root::Root;
+use crate::sys::schedule;
 use crate::telemetry::log;
 use crate::units::Pid;
 
@@ -64,6 +65,10 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
     }
     for warning in config.warnings() {
         tracing::warn!("{warning}");
+    }
+    // All threads start from here.
+    if let Err(error) = schedule::let_others_first() {
+        tracing::debug!("this daemon does not let others go first: {error}");
     }
     for pid in &options.pids {
         process::check(&Root::host(), *pid)?;

@@ -24,6 +24,7 @@ pub mod referenced;
 pub mod residency;
 pub mod root;
 pub mod sampler;
+pub mod schedule;
 mod sharers;
 mod smaps;
 pub mod soft_dirty;

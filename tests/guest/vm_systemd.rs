@@ -89,6 +89,10 @@ fn start_reload_stop_and_the_watchdog() {
         "others may not use the socket"
     );
 
+    // The unit's filters let all its threads let others go first (SCHED_BATCH is 3).
+    let policies = sh(&format!("cut -d' ' -f41 /proc/{main_pid}/task/*/stat"));
+    assert!(policies.lines().all(|policy| policy == "3"), "{policies}");
+
     // A good file is applied, by the same process.
     fs::write("/etc/hmkeeper/hmkeeper.toml", config(pid, "3s")).expect("the configuration");
     sh("systemctl reload hmkeeper");
