@@ -329,7 +329,7 @@ impl Engine {
         tracked.settle(&target.cpu_share);
         tracked.map.sync(&target.eligible, initial);
         tracked.learn_reach(mine.len() as u64, profiling.scans);
-        let adapted = tracked.map.adapt(mine, profiling.scans, thresholds);
+        let adapted = tracked.adapt(mine, profiling.scans, thresholds);
         let forgotten = seen.forgotten.iter().find(|f| f.target == target.id);
         let forgotten = forgotten.filter(|_| profiling.writes);
         if let Some(forgotten) = forgotten {

@@ -6,7 +6,7 @@ use super::accesses::Latest;
 use crate::tiering::observation::{Looked, TargetId};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
-use crate::tiering::region::{Asked, Region, RegionMap};
+use crate::tiering::region::{Adapted, Alike, Asked, Region, RegionMap, Thresholds};
 use crate::tiering::sampling;
 use crate::tiering::writes::{Extent, Savings};
 use crate::units::{HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
@@ -45,6 +45,8 @@ pub(super) struct Tracked {
     /// What asking for its writes has to look at, and what is saved up for that.
     pub(super) extent: Extent,
     pub(super) savings: Savings,
+    /// How alike pages of its regions are.
+    pub(super) alike: Alike,
     /// What of it came back from swap.
     pub(super) returns: Returns,
     /// What its hit rates rest on.
@@ -69,6 +71,7 @@ impl Default for Tracked {
             has_derived: false,
             extent: Extent::default(),
             savings: Savings::default(),
+            alike: Alike::default(),
             returns: Returns::default(),
             latest: Latest::default(),
             recount: VirtAddr(0),
@@ -148,6 +151,13 @@ impl Tracked {
         if changed || self.view_share.is_empty() {
             self.view_share = self.cpu_share.iter().map(|(&n, &s)| (n, s)).collect();
         }
+    }
+
+    /// Learns from an epoch's samples how hot regions are, and splits and merges them.
+    pub(super) fn adapt(&mut self, samples: Looked<'_>, scans: u8, by: Thresholds) -> Adapted {
+        let adapted = self.map.adapt(samples, scans, by);
+        self.alike.learn(adapted.lone);
+        adapted
     }
 
     /// Learns what samples tell beside how hot regions are, and brings up to date what

@@ -49,6 +49,8 @@ pub struct TargetView<'a> {
     pub load: f64,
     /// What it is due beside others.
     pub share: Share,
+    /// How alike pages of a region are, 0 to 1 ([`Region::believed`]).
+    pub alike: f32,
 }
 
 impl<'a> TargetView<'a> {

@@ -335,9 +335,13 @@ impl<'a, 'v> Planner<'a, 'v> {
     }
 
     fn margin(&self, place: Place, victim: Option<Victim>) -> Margin {
-        let heat = |place: Place| place.region_in(self.view).heat();
+        let scans = self.view.scans;
+        let heat = |place: Place| {
+            let alike = place.target_in(self.view).alike;
+            place.region_in(self.view).believed(alike, scans)
+        };
         let less = victim.map_or(0.0, |victim| heat(victim.place));
-        Margin::of((heat(place) - less) / f32::from(self.view.scans.max(1)))
+        Margin::of((heat(place) - less) / f32::from(scans.max(1)))
     }
 
     /// What a victim loses per second.

@@ -106,7 +106,7 @@ impl<'a, 'v> Worth<'a, 'v> {
             let mut accesses: Vec<(NodeId, f64)> = Vec::new();
             let mut warm = Bytes::ZERO;
             let look_at = |region: &Region| {
-                let facts = worth.look_at(region);
+                let facts = worth.look_at(target, region);
                 if facts.is_warm {
                     warm += region.resident();
                 }
@@ -137,9 +137,12 @@ impl<'a, 'v> Worth<'a, 'v> {
         worth
     }
 
-    fn look_at(&self, region: &Region) -> Facts {
+    fn look_at(&self, target: &TargetView<'_>, region: &Region) -> Facts {
         let of = |count: f32| self.density(region, self.view.rates.of(f64::from(count)));
-        let (heat, usual) = (region.heat(), region.usual() / 2.0);
+        let (heat, usual) = (
+            region.believed(target.alike, self.view.scans),
+            region.usual() / 2.0,
+        );
         let mean = of(heat);
         let is_warm = region.is_known() && f64::from(heat) >= self.least_count();
         let mut nodes = region.pages().iter().map(|(node, _)| node);
@@ -151,17 +154,17 @@ impl<'a, 'v> Worth<'a, 'v> {
             is_apart: nodes.next().is_some(),
             is_empty: node.is_none(),
             is_warm,
-            is_idle: !is_warm && !self.view.lacking.is_empty() && self.is_cold(region),
+            is_idle: !is_warm && !self.view.lacking.is_empty() && self.is_cold(target, region),
         }
     }
 
     /// Whether a region is cold beyond doubt, and not moved for it of late.
-    fn is_cold(&self, region: &Region) -> bool {
+    fn is_cold(&self, target: &TargetView<'_>, region: &Region) -> bool {
         let doubt = DOUBT * self.settings.certainty;
         region.is_known()
             && region.flips() == 0
             && !self.rests(region, Direction::Demotion)
-            && f64::from(self.count_beside(region, doubt)) < self.least_count()
+            && f64::from(self.count_beside(target, region, doubt)) < self.least_count()
     }
 
     fn facts(&self, place: Place) -> &Facts {
@@ -236,16 +239,16 @@ impl<'a, 'v> Worth<'a, 'v> {
     /// As if it were so many standard errors hotter, or colder, than it seems.
     pub(super) fn beside(&self, place: Place, errors: f64) -> f64 {
         let region = place.region_in(self.view);
-        let count = self.count_beside(region, errors);
+        let count = self.count_beside(place.target_in(self.view), region, errors);
         self.at(place.target as usize, region, count)
     }
 
     /// Its count as if it were so many standard errors hotter.
     #[allow(clippy::cast_possible_truncation)]
-    fn count_beside(&self, region: &Region, errors: f64) -> f32 {
+    fn count_beside(&self, target: &TargetView<'_>, region: &Region, errors: f64) -> f32 {
         let scans = f32::from(self.view.scans);
         let error = region.variance(scans).sqrt();
-        (region.heat() + errors as f32 * error).clamp(0.0, scans)
+        (region.believed(target.alike, self.view.scans) + errors as f32 * error).clamp(0.0, scans)
     }
 
     /// By the last epoch alone; `None` where that tells nothing.

@@ -1,6 +1,7 @@
 //! Splits and merges regions by an epoch's counts.
 
 use super::aside::Aside;
+use super::lone::FollowUp;
 use super::rebuild::Rebuild;
 use super::scars::Step;
 use super::{Doubt, Known, Pages, Region, RegionMap, edges, take_in};
@@ -75,12 +76,14 @@ impl Thresholds {
 }
 
 /// What one adaptation did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Adapted {
     /// Regions added by splitting.
     pub splits: u64,
     /// Regions taken away by merging.
     pub merges: u64,
+    /// What became of those of which one page was known.
+    pub lone: FollowUp,
 }
 
 impl RegionMap {
@@ -92,6 +95,7 @@ impl RegionMap {
             let mut rest = samples;
             for region in &mut self.regions {
                 let mine = take_in(&mut rest, region.range);
+                done.lone.add(region, mine, scans);
                 region.watch(mine);
                 fold(region, mine, scans, thresholds);
             }
@@ -105,7 +109,7 @@ impl RegionMap {
         let mut scars = Vec::new();
         while let Some(mut region) = rebuild.take() {
             let mine = take_in(&mut rest, region.range);
-
+            done.lone.add(&region, mine, scans);
             region.watch(mine);
             parts.clear();
             if thresholds.rule == SplitRule::Edges {

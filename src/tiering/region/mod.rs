@@ -34,6 +34,7 @@ mod counting;
 mod edges;
 mod held;
 mod known;
+mod lone;
 mod moves;
 mod pages;
 mod quiet;
@@ -42,6 +43,7 @@ mod scars;
 mod told;
 
 pub use adapt::{Adapted, Thresholds};
+pub use lone::Alike;
 pub use pages::Pages;
 pub use told::Asked;
 
