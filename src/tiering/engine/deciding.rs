@@ -55,7 +55,7 @@ impl Engine {
                 regions: self.targets[&target.id].map.regions(),
                 load: told.load,
                 share: target.share,
-                alike: self.targets[&target.id].alike.share(),
+                prior: self.targets[&target.id].alike.prior(),
             })
             .collect();
         if targets.is_empty() {

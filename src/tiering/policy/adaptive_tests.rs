@@ -71,17 +71,15 @@ fn where_the_fastest_holds_what_is_as_hot_the_next_will_do() {
 
 #[test]
 fn where_hot_pages_lie_among_cold_ones_only_what_is_hot_all_over_is_moved() {
-    let regions = regions(&[(3.0, 3), (1.5, 3), (0.0, 0), (0.0, 0)]);
+    let mut regions = regions(&[(3.0, 3), (1.5, 3), (0.0, 0), (0.0, 0)]);
+    regions.iter_mut().for_each(|region| region.rest_on(4.0));
     let scene = Scene::of(&regions, [0, 10, 10, 10]);
-    let moved = |alike| {
-        brief(&testing::decide(
-            &mut adaptive(),
-            Scene { alike, ..scene },
-            ALL,
-        ))
+    let moved = |prior| {
+        let scene = Scene { prior, ..scene };
+        brief(&testing::decide(&mut adaptive(), scene, ALL))
     };
-    assert_eq!(moved(0.1), [(4, 0, 1, 2), (0, 3, 0, 2)]);
-    assert_eq!(moved(1.0).len(), 4);
+    assert_eq!(moved(9.0), [(4, 0, 1, 2), (0, 3, 0, 2)]);
+    assert_eq!(moved(0.5).len(), 4);
 }
 
 #[test]

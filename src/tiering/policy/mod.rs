@@ -49,8 +49,8 @@ pub struct TargetView<'a> {
     pub load: f64,
     /// What it is due beside others.
     pub share: Share,
-    /// How alike pages of a region are, 0 to 1 ([`Region::believed`]).
-    pub alike: f32,
+    /// So many pages more of each region are to be held to be idle ([`Region::believed`]).
+    pub prior: f32,
 }
 
 impl<'a> TargetView<'a> {

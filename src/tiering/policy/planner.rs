@@ -337,8 +337,8 @@ impl<'a, 'v> Planner<'a, 'v> {
     fn margin(&self, place: Place, victim: Option<Victim>) -> Margin {
         let scans = self.view.scans;
         let heat = |place: Place| {
-            let alike = place.target_in(self.view).alike;
-            place.region_in(self.view).believed(alike, scans)
+            let prior = place.target_in(self.view).prior;
+            place.region_in(self.view).believed(prior, scans)
         };
         let less = victim.map_or(0.0, |victim| heat(victim.place));
         Margin::of((heat(place) - less) / f32::from(scans.max(1)))

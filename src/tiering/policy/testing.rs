@@ -82,7 +82,7 @@ pub(super) struct Scene<'a> {
     pub(super) loaded: &'a [(NodeId, f64)],
     pub(super) load: f64,
     pub(super) spare: f64,
-    pub(super) alike: f32,
+    pub(super) prior: f32,
     pub(super) done: Done,
 }
 
@@ -98,7 +98,7 @@ impl<'a> Scene<'a> {
             loaded: &[],
             load: 1.0,
             spare: 0.0,
-            alike: 1.0,
+            prior: 0.0,
             done: Done::default(),
         }
     }
@@ -135,7 +135,7 @@ pub(super) fn decide_beside(
                 regions,
                 load: scene.load,
                 share,
-                alike: scene.alike,
+                prior: scene.prior,
             })
             .collect(),
         room: each_node(scene.room),

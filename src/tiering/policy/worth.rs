@@ -140,7 +140,7 @@ impl<'a, 'v> Worth<'a, 'v> {
     fn look_at(&self, target: &TargetView<'_>, region: &Region) -> Facts {
         let of = |count: f32| self.density(region, self.view.rates.of(f64::from(count)));
         let (heat, usual) = (
-            region.believed(target.alike, self.view.scans),
+            region.believed(target.prior, self.view.scans),
             region.usual() / 2.0,
         );
         let mean = of(heat);
@@ -248,7 +248,7 @@ impl<'a, 'v> Worth<'a, 'v> {
     fn count_beside(&self, target: &TargetView<'_>, region: &Region, errors: f64) -> f32 {
         let scans = f32::from(self.view.scans);
         let error = region.variance(scans).sqrt();
-        (region.believed(target.alike, self.view.scans) + errors as f32 * error).clamp(0.0, scans)
+        (region.believed(target.prior, self.view.scans) + errors as f32 * error).clamp(0.0, scans)
     }
 
     /// By the last epoch alone; `None` where that tells nothing.

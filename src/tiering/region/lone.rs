@@ -5,10 +5,11 @@
 //! hash table do, the next sample finds another page, which is cold; by then all of it was moved.
 //!
 //! **Approach.** Whichever it is shows with the next sample: what those found of such regions, at other pages, as a share of what
-//! the first ones promised, tells how alike pages of a region are ([`Alike`]). Where they are not, what one page promises is worth
-//! that share of it, and so is what several pages contradict each other about; where several are all hot, as in the one
-//! table among the records, it is believed. It is learnt of each target apart, from all such regions, moved or not. To begin with they are held
-//! to be alike.
+//! the first ones promised, tells how alike the pages of a region are ([`Alike`]). Is it a tenth, a region is believed as
+//! if nine pages more of it had been seen idle (the mean of a beta distribution of which one page tells so much); is it all, as it is.
+//! So several pages are believed more than one, and where all of many were hot, as in the one table among the records,
+//! that is believed in any case. It is learnt of each target apart, from all such regions, moved or not. To
+//! begin with pages are held to be alike.
 //!
 //! **Properties** (tests below): where pages are alike a region is as hot as it is; nothing is hotter than it is.
 
@@ -19,6 +20,8 @@ use crate::tiering::observation::Looked;
 const PROMISES: f32 = 1.0 / 3.0;
 /// Samples of what was seen in all scans that are held to have kept their promise before any did.
 const PRIOR: f32 = 2.0;
+/// Less of a promise is not told from nothing.
+const LEAST_KEPT: f32 = 0.02;
 /// What is known already when an epoch's samples are added.
 const KEPT: f32 = 0.8;
 
@@ -71,9 +74,10 @@ impl Alike {
         }
     }
 
-    /// What other pages have of what one has, as a share: 0 to 1.
-    pub fn share(self) -> f32 {
-        (self.0.found / self.0.promised).min(1.0)
+    /// So many pages more of each region are to be held to be idle: none where they are alike.
+    pub fn prior(self) -> f32 {
+        let kept = (self.0.found / self.0.promised).clamp(LEAST_KEPT, 1.0);
+        (1.0 - kept) / kept
     }
 }
 
@@ -89,20 +93,20 @@ impl Region {
         self.range.bytes().0 <= self.folio_bytes()
     }
 
-    /// How hot to hold it ([`heat`](Self::heat)) where pages of a region are alike to such a share ([`Alike::share`]): as
-    /// hot as it is where one sample tells all of it, or several were hot in all of so many scans.
-    pub fn believed(&self, alike: f32, scans: u8) -> f32 {
+    /// How hot to hold it ([`heat`](Self::heat)) if `prior` pages more of it had been seen idle ([`Alike::prior`]): as
+    /// hot as it is where one sample tells all of it, or where several were hot in all of so many scans.
+    pub fn believed(&self, prior: f32, scans: u8) -> f32 {
         let heat = self.heat();
-        if alike >= 1.0 || self.is_one_folio() {
+        if prior <= 0.0 || self.is_one_folio() {
             return heat;
         }
-        let agree = if self.is_lone() {
-            0.0
-        } else {
-            // None where half of the looks found them idle.
-            (2.0 * heat / f32::from(scans) - 1.0).max(0.0).powi(2)
-        };
-        heat * (alike + (1.0 - alike) * agree)
+        if self.is_lone() {
+            return heat / (1.0 + prior);
+        }
+        let share = 1.0 / (1.0 + prior / self.evidence);
+        // None where half of the looks found them idle.
+        let agree = (2.0 * heat / f32::from(scans) - 1.0).max(0.0);
+        heat * share.max(agree * agree)
     }
 }
 
@@ -167,22 +171,22 @@ mod tests {
             let regions = map.regions().iter().filter(|r| heat(r) >= 1.0);
             regions.map(|region| region.range().pages()).sum()
         };
-        let alike = alike.share();
-        let believed = warm(&|region| region.believed(alike, 3));
-        (alike, warm(&Region::heat), believed)
+        let prior = alike.prior();
+        let believed = warm(&|region| region.believed(prior, 3));
+        (prior, warm(&Region::heat), believed)
     }
 
     #[test]
     fn hot_pages_among_cold_ones_promise_nothing_of_these() {
-        let (alike, warm, believed) = watched(|page| page.wrapping_mul(0x9E37_79B9) >> 5 & 15 == 0);
-        assert!(alike < 0.3, "{alike}");
+        let (prior, warm, believed) = watched(|page| page.wrapping_mul(0x9E37_79B9) >> 5 & 15 == 0);
+        assert!(prior > 2.0, "{prior}");
         assert!(believed < warm / 4, "{believed} of {warm}");
     }
 
     #[test]
     fn what_lies_together_is_as_hot_as_it_is() {
-        let (alike, warm, believed) = watched(|page| page / 1024 % 4 == 1);
-        assert!(alike > 0.8, "{alike}");
+        let (prior, warm, believed) = watched(|page| page / 1024 % 4 == 1);
+        assert!(prior < 0.25, "{prior}");
         assert!(
             believed == warm && warm >= PAGES / 4,
             "{believed} of {warm}"
@@ -196,37 +200,50 @@ mod tests {
             epoch.add(region, AccessSet::of(seen).looked(), 3);
             let mut alike = Alike::default();
             alike.learn(epoch);
-            alike.share()
+            alike.prior()
         };
         let lone = region(3.0, 7, 7);
         let broken = [sample(8, 0); 2];
-        assert!(after(&lone, &broken) < 0.5);
+        assert!(after(&lone, &broken) > 1.0);
         for (region, seen) in [
             (&lone, [sample(7, 0), sample(9, 3)]),
             (&region(3.0, 7, 8), broken),
             (&region(0.5, 7, 7), broken),
         ] {
-            assert!((after(region, &seen) - 1.0).abs() < 1e-6);
+            assert!(after(region, &seen) < 1e-6);
         }
     }
 
     #[test]
-    fn several_hot_pages_are_believed_and_so_is_a_folio() {
-        assert!(region(3.0, 7, 7).believed(0.1, 3) < 0.5);
-        assert!((region(3.0, 7, 300).believed(0.1, 3) - 3.0).abs() < 1e-6);
-        assert!(region(1.5, 7, 300).believed(0.1, 3) < 0.5);
+    fn several_pages_are_believed_more_than_one_and_all_of_a_folio() {
+        let many = |heat, samples| {
+            let mut region = region(heat, 7, 300);
+            region.rest_on(samples);
+            region.believed(9.0, 3)
+        };
+        assert!((region(3.0, 7, 7).believed(9.0, 3) - 0.3).abs() < 1e-6);
+        assert!((many(1.5, 3.0) - 0.375).abs() < 1e-6);
+        assert!((many(1.5, 9.0) - 0.75).abs() < 1e-6);
+        assert!((many(3.0, 3.0) - 3.0).abs() < 1e-6);
         let mut huge = region(3.0, 7, 7);
         huge.of_folios(9);
-        assert!((huge.believed(0.1, 3) - 3.0).abs() < 1e-6);
+        assert!((huge.believed(9.0, 3) - 3.0).abs() < 1e-6);
     }
 
     proptest! {
         #[test]
-        fn nothing_is_hotter_than_it_is(heat in 0.0_f32..=3.0, alike in 0.0_f32..=1.0, last in 7_u64..9) {
-            let region = region(heat, 7, last);
-            let believed = region.believed(alike, 3);
-            prop_assert!(believed <= heat * (1.0 + 1e-5) && believed >= alike * heat * (1.0 - 1e-5));
-            prop_assert!((region.believed(1.0, 3) - heat).abs() < 1e-6);
+        fn nothing_is_hotter_than_it_is(
+            heat in 0.0_f32..=3.0,
+            (prior, more) in (0.0_f32..50.0, 0.0_f32..50.0),
+            last in 7_u64..9,
+            samples in 0.5_f32..50.0,
+        ) {
+            let mut region = region(heat, 7, last);
+            region.rest_on(samples);
+            let believed = region.believed(prior, 3);
+            prop_assert!((0.0..=heat).contains(&believed));
+            prop_assert!(region.believed(prior + more, 3) <= believed);
+            prop_assert!((region.believed(0.0, 3) - heat).abs() < 1e-6);
         }
     }
 }

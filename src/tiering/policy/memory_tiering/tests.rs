@@ -288,7 +288,7 @@ fn what_lies_on_a_slower_node_with_cpus_is_in_the_top_tier_too() {
             regions: &regions,
             load: 1.0,
             share: Share::default(),
-            alike: 1.0,
+            prior: 0.0,
         };
         let from = slow_from(&target);
         let is_slow = |region| from.is_some_and(|from| !slow(&target, from, region).is_zero());
