@@ -90,8 +90,9 @@ fn start_reload_stop_and_the_watchdog() {
     );
 
     // The unit's filters let all its threads let others go first (SCHED_BATCH is 3).
-    let policies = sh(&format!("cut -d' ' -f41 /proc/{main_pid}/task/*/stat"));
-    assert!(policies.lines().all(|policy| policy == "3"), "{policies}");
+    // and the unit's nice value stays.
+    let threads = sh(&format!("cut -d' ' -f19,41 /proc/{main_pid}/task/*/stat"));
+    assert!(threads.lines().all(|thread| thread == "5 3"), "{threads}");
 
     // A good file is applied, by the same process.
     fs::write("/etc/hmkeeper/hmkeeper.toml", config(pid, "3s")).expect("the configuration");

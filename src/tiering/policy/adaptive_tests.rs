@@ -72,7 +72,9 @@ fn where_the_fastest_holds_what_is_as_hot_the_next_will_do() {
 #[test]
 fn where_hot_pages_lie_among_cold_ones_only_what_is_hot_all_over_is_moved() {
     let mut regions = regions(&[(3.0, 3), (1.5, 3), (0.0, 0), (0.0, 0)]);
-    regions.iter_mut().for_each(|region| region.rest_on(4.0));
+    for region in &mut regions {
+        region.rest_on(4.0);
+    }
     let scene = Scene::of(&regions, [0, 10, 10, 10]);
     let moved = |prior| {
         let scene = Scene { prior, ..scene };

@@ -188,7 +188,7 @@ impl<'a, 'v> Planner<'a, 'v> {
                 if !self.worth.is_warm(place) {
                     continue;
                 }
-                let worth = self.worth.mean(place);
+                let worth = self.worth.believed(place);
                 let mut may_come = |from| {
                     let saved = latency(t, from) - best.latency_ns;
                     if saved > 0.0 {
@@ -282,7 +282,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         let target = place.target_in(self.view);
         let best = target.tiers.ranks().first();
         let saved = best.map_or(0.0, |best| latency(target, from) - best.latency_ns);
-        let gained = self.worth.mean(place) * saved * seconds;
+        let gained = self.worth.believed(place) * saved * seconds;
         gained >= self.worth.settings.payback * self.terms.cost
     }
 
@@ -296,7 +296,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         // What a byte gains per second, and what gives way loses.
         let target = place.target_in(self.view);
         let saved = latency(target, from) - latency(target, to);
-        let gain = self.worth.mean(place) * saved * bytes.as_f64();
+        let gain = self.worth.believed(place) * saved * bytes.as_f64();
         let loser = victim.filter(|victim| !victim.is_due);
         let lost = loser.map_or(0.0, |victim| self.lost(victim, to));
         if gain <= lost {
@@ -335,13 +335,9 @@ impl<'a, 'v> Planner<'a, 'v> {
     }
 
     fn margin(&self, place: Place, victim: Option<Victim>) -> Margin {
-        let scans = self.view.scans;
-        let heat = |place: Place| {
-            let prior = place.target_in(self.view).prior;
-            place.region_in(self.view).believed(prior, scans)
-        };
+        let heat = |place: Place| place.region_in(self.view).heat();
         let less = victim.map_or(0.0, |victim| heat(victim.place));
-        Margin::of((heat(place) - less) / f32::from(scans.max(1)))
+        Margin::of((heat(place) - less) / f32::from(self.view.scans.max(1)))
     }
 
     /// What a victim loses per second.

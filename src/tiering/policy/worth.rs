@@ -2,6 +2,9 @@
 //!
 //! **Unit.** The *worth* of a region is the thread-seconds that its target waits per second,
 //! per byte of it and per nanosecond of latency.
+//!
+//! What comes up is as hot as it is believed to be ([`Region::believed`]): where pages of one region are not alike, a lone hot one says
+//! little of the others. What gives way is as hot as it seems, and what is looked up later is compared with that.
 
 use std::collections::HashMap;
 
@@ -69,8 +72,9 @@ pub(super) struct FactLists(Vec<Vec<Facts>>);
 )]
 #[derive(Clone, Copy, Debug)]
 struct Facts {
-    /// Accesses per byte and epoch, as hot as it is, and as [`Worth::usual`] has it.
+    /// Accesses per byte and epoch, as hot as it is, as it is believed to be, and as [`Worth::usual`] has it.
     mean: f64,
+    believed: f64,
     usual: f64,
     /// The first node on which any of it lies, and whether more does on others.
     node: NodeId,
@@ -139,16 +143,15 @@ impl<'a, 'v> Worth<'a, 'v> {
 
     fn look_at(&self, target: &TargetView<'_>, region: &Region) -> Facts {
         let of = |count: f32| self.density(region, self.view.rates.of(f64::from(count)));
-        let (heat, usual) = (
-            region.believed(target.prior, self.view.scans),
-            region.usual() / 2.0,
-        );
+        let (heat, usual) = (region.heat(), region.usual() / 2.0);
+        let believed = region.believed(target.prior, self.view.scans);
         let mean = of(heat);
-        let is_warm = region.is_known() && f64::from(heat) >= self.least_count();
+        let is_warm = region.is_known() && f64::from(believed) >= self.least_count();
         let mut nodes = region.pages().iter().map(|(node, _)| node);
         let node = nodes.next();
         Facts {
             mean,
+            believed: if believed < heat { of(believed) } else { mean },
             usual: if usual > heat { of(usual) } else { mean },
             node: node.unwrap_or(NodeId(0)),
             is_apart: nodes.next().is_some(),
@@ -207,6 +210,11 @@ impl<'a, 'v> Worth<'a, 'v> {
         self.scale[place.target as usize] * self.facts(place).mean
     }
 
+    /// The same if it is as hot as it is believed to be.
+    pub(super) fn believed(&self, place: Place) -> f64 {
+        self.scale[place.target as usize] * self.facts(place).believed
+    }
+
     /// As hot as it is, or half as hot as it usually is, whichever is more: what is cold, but
     /// what a program comes back to, gives way after what is lukewarm. Half, so that what was
     /// hot for hours still gives way to what is hot now.
@@ -248,7 +256,13 @@ impl<'a, 'v> Worth<'a, 'v> {
     fn count_beside(&self, target: &TargetView<'_>, region: &Region, errors: f64) -> f32 {
         let scans = f32::from(self.view.scans);
         let error = region.variance(scans).sqrt();
-        (region.believed(target.prior, self.view.scans) + errors as f32 * error).clamp(0.0, scans)
+        // What is not believed to be hot is not surely cold.
+        let middle = if errors > 0.0 {
+            region.heat()
+        } else {
+            region.believed(target.prior, self.view.scans)
+        };
+        (middle + errors as f32 * error).clamp(0.0, scans)
     }
 
     /// By the last epoch alone; `None` where that tells nothing.

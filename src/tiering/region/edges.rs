@@ -45,7 +45,7 @@ const CUT_PENALTY: f64 = 2.5;
 const PER_LOG_LOOKS: f64 = 0.75;
 /// Samples that a piece counts as having at least that was cut out: by the penalty, it
 /// is not there by chance.
-const CUT_EVIDENCE: f32 = 3.0;
+pub(super) const CUT_EVIDENCE: f32 = 3.0;
 /// Looks at a page that make sure of it: one alone may have met a stray access.
 const SURE: f64 = 2.0;
 

@@ -7,19 +7,23 @@
 //! **Approach.** Whichever it is shows with the next sample: what those found of such regions, at other pages, as a share of what
 //! the first ones promised, tells how alike the pages of a region are ([`Alike`]). Is it a tenth, a region is believed as
 //! if nine pages more of it had been seen idle (the mean of a beta distribution of which one page tells so much); is it all, as it is.
-//! So several pages are believed more than one, and where all of many were hot, as in the one table among the records,
+//! So several pages are believed more than one, and where they were all hot, as in the one table among the records,
 //! that is believed in any case. It is learnt of each target apart, from all such regions, moved or not. To
-//! begin with pages are held to be alike.
+//! begin with pages are held to be alike. What was hot is not always so: of warm memory that is all alike some promise is broken, too,
+//! and more when a hot set jumps, so that no epoch counts for more than [`MOST`] samples.
 //!
 //! **Properties** (tests below): where pages are alike a region is as hot as it is; nothing is hotter than it is.
 
 use super::Region;
+use super::edges::CUT_EVIDENCE;
 use crate::tiering::observation::Looked;
 
 /// Of the scans: what is seen in fewer promises nothing.
 const PROMISES: f32 = 1.0 / 3.0;
 /// Samples of what was seen in all scans that are held to have kept their promise before any did.
 const PRIOR: f32 = 2.0;
+/// No epoch counts for more of them.
+const MOST: f32 = 4.0;
 /// Less of a promise is not told from nothing.
 const LEAST_KEPT: f32 = 0.02;
 /// What is known already when an epoch's samples are added.
@@ -68,7 +72,8 @@ impl Alike {
     /// Learns from an epoch.
     pub fn learn(&mut self, epoch: FollowUp) {
         if epoch.promised > 0.0 {
-            let add = |known: &mut f32, new| *known = KEPT * *known + new;
+            let weight = (MOST / epoch.promised).min(1.0);
+            let add = |known: &mut f32, new| *known = KEPT * *known + weight * new;
             add(&mut self.0.promised, epoch.promised);
             add(&mut self.0.found, epoch.found);
         }
@@ -82,10 +87,14 @@ impl Alike {
 }
 
 impl Region {
-    /// Whether what is known of it was seen at one of its folios alone.
+    /// Whether what is known of it was seen at one of its folios alone, and not before it was cut out of a larger one.
     fn is_lone(&self) -> bool {
-        let known = self.known;
-        !known.is_empty() && known.first == known.last && !self.is_one_folio()
+        let (first, last) = (self.known.first, self.known.last);
+        let order = self.order.min(20);
+        !self.known.is_empty()
+            && first >> order == last >> order
+            && self.evidence <= CUT_EVIDENCE
+            && !self.is_one_folio()
     }
 
     /// Whether it is no larger than one of its folios.
@@ -103,7 +112,7 @@ impl Region {
         if self.is_lone() {
             return heat / (1.0 + prior);
         }
-        let share = 1.0 / (1.0 + prior / self.evidence);
+        let share = 1.0 / (1.0 + prior / self.evidence.max(1.0));
         // None where half of the looks found them idle.
         let agree = (2.0 * heat / f32::from(scans) - 1.0).max(0.0);
         heat * share.max(agree * agree)
@@ -146,9 +155,11 @@ mod tests {
         (sample, tally)
     }
 
+    /// As one that was cut out.
     fn region(heat: f32, first: u64, last: u64) -> Region {
         Region {
             known: Known { first, last },
+            evidence: CUT_EVIDENCE,
             ..Region::for_test(pages(0, 512), heat, &[])
         }
     }
@@ -178,7 +189,8 @@ mod tests {
 
     #[test]
     fn hot_pages_among_cold_ones_promise_nothing_of_these() {
-        let (prior, warm, believed) = watched(|page| page.wrapping_mul(0x9E37_79B9) >> 5 & 15 == 0);
+        let (prior, warm, believed) =
+            watched(|page| (page.wrapping_mul(0x9E37_79B9) >> 5).is_multiple_of(16));
         assert!(prior > 2.0, "{prior}");
         assert!(believed < warm / 4, "{believed} of {warm}");
     }
@@ -191,6 +203,16 @@ mod tests {
             believed == warm && warm >= PAGES / 4,
             "{believed} of {warm}"
         );
+    }
+
+    #[test]
+    fn a_hot_set_that_jumps_is_believed_again_soon() {
+        let of = |promised, found| FollowUp { promised, found };
+        let mut alike = Alike::default();
+        alike.learn(of(100.0, 0.0));
+        assert!(alike.prior() < 3.0, "{}", alike.prior());
+        alike.learn(of(100.0, 100.0));
+        assert!(alike.prior() < 1.0, "{}", alike.prior());
     }
 
     #[test]
@@ -208,6 +230,13 @@ mod tests {
         for (region, seen) in [
             (&lone, [sample(7, 0), sample(9, 3)]),
             (&region(3.0, 7, 8), broken),
+            (
+                &Region {
+                    evidence: 90.0,
+                    ..lone.clone()
+                },
+                broken,
+            ),
             (&region(0.5, 7, 7), broken),
         ] {
             assert!(after(region, &seen) < 1e-6);
@@ -225,9 +254,12 @@ mod tests {
         assert!((many(1.5, 3.0) - 0.375).abs() < 1e-6);
         assert!((many(1.5, 9.0) - 0.75).abs() < 1e-6);
         assert!((many(3.0, 3.0) - 3.0).abs() < 1e-6);
-        let mut huge = region(3.0, 7, 7);
-        huge.of_folios(9);
-        assert!((huge.believed(9.0, 3) - 3.0).abs() < 1e-6);
+        // Two pages of one folio are as one.
+        let mut large = region(3.0, 16, 31);
+        large.of_folios(4);
+        assert!((large.believed(9.0, 3) - 0.3).abs() < 1e-6);
+        large.of_folios(9);
+        assert!((large.believed(9.0, 3) - 3.0).abs() < 1e-6);
     }
 
     proptest! {
