@@ -23,7 +23,7 @@ const PROMISES: f32 = 1.0 / 3.0;
 /// Samples of what was seen in all scans that are held to have kept their promise before any did.
 const PRIOR: f32 = 2.0;
 /// No epoch counts for more of them.
-const MOST: f32 = 4.0;
+const MOST: f32 = 16.0;
 /// Less of a promise is not told from nothing.
 const LEAST_KEPT: f32 = 0.02;
 /// What is known already when an epoch's samples are added.
@@ -210,7 +210,7 @@ mod tests {
         let of = |promised, found| FollowUp { promised, found };
         let mut alike = Alike::default();
         alike.learn(of(100.0, 0.0));
-        assert!(alike.prior() < 3.0, "{}", alike.prior());
+        assert!(alike.prior() < 12.0, "{}", alike.prior());
         alike.learn(of(100.0, 100.0));
         assert!(alike.prior() < 1.0, "{}", alike.prior());
     }
