@@ -14,7 +14,7 @@
 
 use std::io;
 
-/// In nanoseconds. Others have 0.7 to 3 ms for each time that the number of CPUs doubles, up to eight.
+/// In nanoseconds. Others have 0.7 ms on one CPU, and up to 2.8 on eight and more.
 const SLICE: u64 = 20_000_000;
 
 /// The kernel's `struct sched_attr`, as long as its first version.
