@@ -89,8 +89,8 @@ fn start_reload_stop_and_the_watchdog() {
         "others may not use the socket"
     );
 
-    // The unit's filters let all its threads let others go first (SCHED_BATCH is 3).
-    // and the unit's nice value stays.
+    // The unit's filters let all its threads let others go first (SCHED_BATCH is 3), and the unit's
+    // nice value stays.
     let threads = sh(&format!("cut -d' ' -f19,41 /proc/{main_pid}/task/*/stat"));
     assert!(threads.lines().all(|thread| thread == "5 3"), "{threads}");
 

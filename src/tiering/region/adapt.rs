@@ -95,7 +95,6 @@ impl RegionMap {
             let mut rest = samples;
             for region in &mut self.regions {
                 let mine = take_in(&mut rest, region.range);
-                done.lone.add(region, mine, scans);
                 region.watch(mine);
                 fold(region, mine, scans, thresholds);
             }
