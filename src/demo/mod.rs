@@ -466,9 +466,10 @@ fn daemon_config(
     dir: &Path,
 ) -> anyhow::Result<String> {
     // The workload only waits for memory. Its phases are too short for moves to pay for
-    // themselves in a virtual machine, where they cost ten times as much.
+    // themselves in a virtual machine, where they cost ten times as much. So do system calls, and those that a
+    // twentieth of its time pays for are too few for ten epochs where the host is busy, too.
     let mut text = format!(
-        "[daemon]\nstate_dir = {}\n\n[profiling]\ninterval = \"{}s\"\n\n\
+        "[daemon]\nstate_dir = {}\n\n[profiling]\ninterval = \"{}s\"\noverhead_limit = 0.1\n\n\
          [policy.adaptive]\nmemory_bound = 1.0\npayback = 0.2\nmoving_limit = 0.5\n\n[metrics]\nlisten = \"127.0.0.1:{port}\"\n\n[control]\nsocket = {}\n\n\
          [[targets]]\nname = \"demo\"\npid = {target}\n",
         quoted(&dir.join(STATE_DIR)),

@@ -173,7 +173,9 @@ fn what_files_left_makes_room_until_it_is_read_back() {
         "{:.0} MiB of page cache made room for {HOT}; the kernel looked at {by_itself} pages by itself",
         given / 1_048_576.0
     );
-    assert!(given >= 0.7 * HOT.as_f64(), "{given}: {status:#}");
+    // Besides what the kernel reclaims by itself, below.
+    let all = given + Bytes::from_pages(by_itself).as_f64();
+    assert!(all >= 0.7 * HOT.as_f64(), "{given}: {status:#}");
     assert!(given <= 2.0 * HOT.as_f64(), "{given}: {status:#}");
     let told = status["page_cache"]["reclaimed_bytes"].as_u64();
     assert!(told.is_some_and(|told| told > 0), "{status:#}");

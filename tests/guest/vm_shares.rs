@@ -37,7 +37,10 @@ fn workload() -> Workload {
 
 /// A configuration in which these have so much weight, and the third a floor.
 fn body(pids: &[(u32, u16)]) -> String {
-    let mut text = format!("[profiling]\ninterval = \"2s\"\n{WHERE_MOVES_PAY}");
+    // What files left would make room for all that one wants.
+    let mut text = format!(
+        "[profiling]\ninterval = \"2s\"\n[migration]\npage_cache = false\n{WHERE_MOVES_PAY}"
+    );
     for (at, (pid, weight)) in pids.iter().enumerate() {
         let _ = write!(
             text,

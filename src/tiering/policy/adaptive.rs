@@ -15,7 +15,7 @@
 //! exchange is made if in the time that it is going to last ([`lasting`](super::lasting)) it
 //! gains `payback` times what it costs; what a byte costs is measured, and CPU time that a core
 //! had left counts an eighth. If nothing that
-//! is worth while lasts, it only watches, says so ([`PauseReason::NoGain`]), and goes
+//! is worth while lasts, or nothing is worth less than what would come up, it only watches, says so ([`PauseReason::NoGain`]), and goes
 //! on looking up what it would have gained.
 //!
 //! Targets with weights or floors have what they are due ([`shares`](super::shares)).
@@ -94,6 +94,15 @@ const LEAST_SHARE: u64 = 8;
 /// are looked up.
 const SAYS_SO: u8 = 8;
 
+/// What was not moved of late though something would have gained by it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    /// Epochs for which that is still said.
+    says_so: u8,
+    /// Whether the last plan held back since it would have cost more than it gained.
+    is_dear: bool,
+}
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Adaptive {
@@ -111,8 +120,7 @@ pub struct Adaptive {
     asked: Bytes,
     /// The share of these which was, as far as is known, to be worth while for an epoch.
     lasts: f64,
-    /// Epochs for which it goes on saying so once it has held back.
-    holds_back: u8,
+    held: Held,
     /// Whether epochs are short, unless nodes answer late.
     is_quick: bool,
     is_loaded: bool,
@@ -138,7 +146,7 @@ impl Adaptive {
             pays_for: Bytes::ZERO,
             asked: Bytes::ZERO,
             lasts: 1.0,
-            holds_back: 0,
+            held: Held::default(),
             is_quick: true,
             is_loaded: false,
             is_clear: true,
@@ -162,7 +170,7 @@ impl Adaptive {
         let all = moved + given_back;
         let first = self.settings.first_bytes;
         let least = Bytes(first.0 / LEAST_SHARE);
-        if self.holds_back == SAYS_SO && all.is_zero() {
+        if self.held.is_dear && all.is_zero() {
             self.cost *= COST_FADES;
             self.cost = self.cost.max(COST_LEAST * COST_AT_FIRST);
         }
@@ -228,7 +236,7 @@ impl Policy for Adaptive {
     }
 
     fn holds_back(&self) -> Option<PauseReason> {
-        (self.holds_back > 0).then_some(PauseReason::NoGain)
+        (self.held.says_so > 0).then_some(PauseReason::NoGain)
     }
 
     fn pace(&self) -> f64 {
@@ -279,6 +287,7 @@ impl Policy for Adaptive {
         let Planner {
             moves,
             trades,
+            is_in_vain,
             lasts,
             lists,
             ..
@@ -300,9 +309,10 @@ impl Policy for Adaptive {
         } else {
             0
         };
-        self.holds_back = match (self.asked.is_zero(), trades.is_empty()) {
-            (true, false) => SAYS_SO,
-            (true, true) => self.holds_back.saturating_sub(1),
+        self.held.is_dear = self.asked.is_zero() && !trades.is_empty();
+        self.held.says_so = match (self.asked.is_zero(), self.held.is_dear || is_in_vain) {
+            (true, true) => SAYS_SO,
+            (true, false) => self.held.says_so.saturating_sub(1),
             (false, _) => 0,
         };
         self.lasts = lasts / self.asked.as_f64().max(1.0);

@@ -23,6 +23,23 @@ fn what_gains_less_than_it_costs_is_not_moved() {
     assert_eq!(policy.holds_back(), None);
 }
 
+#[test]
+fn what_is_hot_all_over_is_said_to_gain_nothing() {
+    let mut policy = adaptive();
+    let mut decide = |list: &[(f32, u32)]| {
+        let regions = regions(list);
+        let moves = testing::decide(&mut policy, Scene::of(&regions, [0; 4]), ALL);
+        assert!(moves.is_empty(), "{moves:?}");
+        policy.holds_back()
+    };
+    // All that is hot lies where it is to lie.
+    assert_eq!(decide(&[(3.0, 0), (0.0, 3)]), None);
+    assert_eq!(
+        decide(&[(3.0, 0), (3.0, 3), (3.0, 3)]),
+        Some(PauseReason::NoGain)
+    );
+}
+
 /// The least load, of powers of 1.1, of a target for which something hot is moved.
 fn least_load(policy: &Adaptive, spare: f64) -> f64 {
     let regions = regions(&[(3.0, 3)]);

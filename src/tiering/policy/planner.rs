@@ -114,6 +114,8 @@ pub(super) struct Planner<'a, 'v> {
     pub(super) lasts: f64,
     /// Exchanges to be looked up later.
     pub(super) trades: Vec<Trade>,
+    /// Whether something would have paid, had anything been worth less than it where it was to go.
+    pub(super) is_in_vain: bool,
     /// Every so many bytes one exchange is looked up later.
     each: u64,
     until_next: u64,
@@ -143,6 +145,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             moves: Vec::new(),
             lasts: 0.0,
             trades: Vec::new(),
+            is_in_vain: false,
             each,
             until_next: 0,
         }
@@ -237,6 +240,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             let mut no_victim = false;
             while !left.is_zero() && !self.terms.left.is_zero() {
                 let Some(room) = self.room_on(better, (place, worth), left, no_victim) else {
+                    self.is_in_vain |= self.may_pay(candidate);
                     break;
                 };
                 let (to, victim) = (room.to, room.victim);
@@ -262,7 +266,10 @@ impl<'a, 'v> Planner<'a, 'v> {
                         no_victim = true;
                         continue;
                     }
-                    Exchange::Loses => break,
+                    Exchange::Loses => {
+                        self.is_in_vain |= self.may_pay(candidate);
+                        break;
+                    }
                     Exchange::CostsMore => return,
                 }
                 left = left.saturating_sub(bytes);

@@ -10,7 +10,8 @@
 //! So several pages are believed more than one, and where they were all hot, as in the one table among the records,
 //! that is believed in any case. It is learnt of each target apart, from all such regions, moved or not. To
 //! begin with pages are held to be alike. What was hot is not always so: of warm memory that is all alike some promise is broken, too,
-//! and more when a hot set jumps, so that no epoch counts for more than [`MOST`] samples.
+//! and all of them when a hot set jumps. So a promise is of what regions kept in the same epoch in which several pages
+//! had been hot, and none idle: what these lose is lost to time. And no epoch counts for more than [`MOST`] samples.
 //!
 //! **Properties** (tests below): where pages are alike a region is as hot as it is; nothing is hotter than it is.
 
@@ -20,6 +21,8 @@ use crate::tiering::observation::Looked;
 
 /// Of the scans: what is seen in fewer promises nothing.
 const PROMISES: f32 = 1.0 / 3.0;
+/// Several pages that were seen in this share of the scans are hot all over.
+const HOT: f32 = 0.9;
 /// Samples of what was seen in all scans that are held to have kept their promise before any did.
 const PRIOR: f32 = 2.0;
 /// No epoch counts for more of them.
@@ -29,59 +32,92 @@ const LEAST_KEPT: f32 = 0.02;
 /// What is known already when an epoch's samples are added.
 const KEPT: f32 = 0.8;
 
-/// What other pages of regions of which one was known turned out to be, in shares of the scans, added up.
+/// What was promised of samples and what they found, in shares of the scans, added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct FollowUp {
+struct Promises {
     promised: f32,
     found: f32,
+}
+
+impl Promises {
+    /// All of so many kept.
+    const fn kept(samples: f32) -> Self {
+        Self {
+            promised: samples,
+            found: samples,
+        }
+    }
+
+    /// What was kept of them, at most all.
+    fn share(self) -> f32 {
+        (self.found / self.promised).min(1.0)
+    }
+}
+
+/// What became in an epoch of what regions were before.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FollowUp {
+    /// Of other pages than the one that was known.
+    lone: Promises,
+    /// Of those that were hot all over.
+    others: Promises,
 }
 
 impl FollowUp {
     /// Adds this epoch's samples of a region, as it was before them.
     pub(super) fn add(&mut self, region: &Region, samples: Looked<'_>, scans: u8) {
         let promise = region.heat() / f32::from(scans);
-        if !region.is_lone() || promise < PROMISES {
+        if region.known.is_empty() || promise < PROMISES {
             return;
         }
-        let page = region.known.first;
-        let others = samples.iter().filter(|(sample, tally)| {
+        let (is_lone, page) = (region.is_lone(), region.known.first);
+        let is_hot = promise >= HOT && region.evidence >= CUT_EVIDENCE;
+        if !is_lone && !is_hot {
+            return;
+        }
+        for (sample, tally) in samples.iter().filter(|(_, tally)| tally.known > 0) {
             let order = tally.order.min(20);
-            tally.known > 0 && sample.addr.page_index() >> order != page >> order
-        });
-        for (_, tally) in others {
-            self.promised += promise;
-            self.found += f32::from(tally.accessed) / f32::from(tally.known);
+            let is_other = sample.addr.page_index() >> order != page >> order;
+            let promises = match (is_lone, is_other) {
+                (true, true) => &mut self.lone,
+                (true, false) => continue,
+                (false, _) => &mut self.others,
+            };
+            promises.promised += promise;
+            promises.found += f32::from(tally.accessed) / f32::from(tally.known);
         }
     }
 }
 
 /// How alike pages of a region are.
 #[derive(Clone, Copy, Debug)]
-pub struct Alike(FollowUp);
+pub struct Alike(Promises);
 
 impl Default for Alike {
     fn default() -> Self {
-        Self(FollowUp {
-            promised: PRIOR,
-            found: PRIOR,
-        })
+        Self(Promises::kept(PRIOR))
     }
 }
 
 impl Alike {
     /// Learns from an epoch.
-    pub fn learn(&mut self, epoch: FollowUp) {
-        if epoch.promised > 0.0 {
-            let weight = (MOST / epoch.promised).min(1.0);
+    pub fn learn(&mut self, FollowUp { lone, others }: FollowUp) {
+        let stays = Promises {
+            promised: PRIOR + others.promised,
+            found: PRIOR + others.found,
+        };
+        let promised = lone.promised * stays.share();
+        if promised > 0.0 {
+            let weight = (MOST / promised).min(1.0);
             let add = |known: &mut f32, new| *known = KEPT * *known + weight * new;
-            add(&mut self.0.promised, epoch.promised);
-            add(&mut self.0.found, epoch.found);
+            add(&mut self.0.promised, promised);
+            add(&mut self.0.found, lone.found.min(promised));
         }
     }
 
     /// So many pages more of each region are to be held to be idle: none where they are alike.
     pub fn prior(self) -> f32 {
-        let kept = (self.0.found / self.0.promised).clamp(LEAST_KEPT, 1.0);
+        let kept = self.0.share().max(LEAST_KEPT);
         (1.0 - kept) / kept
     }
 }
@@ -205,14 +241,42 @@ mod tests {
         );
     }
 
+    fn follow_up(lone: [f32; 2], others: [f32; 2]) -> FollowUp {
+        let of = |[promised, found]: [f32; 2]| Promises { promised, found };
+        FollowUp {
+            lone: of(lone),
+            others: of(others),
+        }
+    }
+
     #[test]
-    fn a_hot_set_that_jumps_is_believed_again_soon() {
-        let of = |promised, found| FollowUp { promised, found };
+    fn what_is_broken_is_forgotten_soon() {
         let mut alike = Alike::default();
-        alike.learn(of(100.0, 0.0));
+        alike.learn(follow_up([100.0, 0.0], [0.0; 2]));
+        assert!(alike.prior() > 6.0, "{}", alike.prior());
         assert!(alike.prior() < 12.0, "{}", alike.prior());
-        alike.learn(of(100.0, 100.0));
+        alike.learn(follow_up([100.0, 100.0], [0.0; 2]));
         assert!(alike.prior() < 1.0, "{}", alike.prior());
+    }
+
+    #[test]
+    fn what_is_lost_of_all_that_was_hot_says_nothing_of_pages() {
+        let after = |found, others| {
+            let mut alike = Alike::default();
+            alike.learn(follow_up([100.0, found], others));
+            alike.prior()
+        };
+        // A hot set jumped.
+        assert!(
+            after(1.0, [100.0, 0.0]) < 0.6,
+            "{}",
+            after(1.0, [100.0, 0.0])
+        );
+        // Half of everything has cooled down, of unlike pages more.
+        assert!(after(50.0, [100.0, 50.0]) < 0.1);
+        assert!(after(10.0, [100.0, 50.0]) > 2.0);
+        // Warmer than it was, nothing is less alike.
+        assert!((after(10.0, [100.0, 300.0]) - after(10.0, [0.0; 2])).abs() < 1e-6);
     }
 
     #[test]
