@@ -14,8 +14,8 @@ use hmkeeper::tiering::observation::NodeUsage;
 use hmkeeper::units::{Bytes, NodeId};
 
 use crate::common::{
-    Daemon, PATIENCE, Site, Workload, body, checked, in_guest, percent, share, until_hot_on,
-    wait_for,
+    Daemon, PATIENCE, Site, Workload, body, checked, in_guest, percent, settled, share,
+    until_hot_on, wait_for,
 };
 
 /// A quarter of it is hot.
@@ -134,13 +134,14 @@ fn what_files_left_makes_room_until_it_is_read_back() {
     assert_eq!(checked("page-cache"), "present");
     // What earlier tests have read.
     fs::write("/proc/sys/vm/drop_caches", "3").expect("giving caches back");
+    let empty = settled(0);
     let disk = Disk::new();
     let mut file = 0;
     let full = disk.fill(&mut file);
     let cache = full.cache.expect("its page cache");
     assert!(
         cache.idle >= Bytes(3 * HOT.0),
-        "little of it is idle: {full:?}"
+        "little of it is idle: {full:?}, before {empty:?}"
     );
 
     let workload = start();

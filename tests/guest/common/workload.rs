@@ -219,8 +219,21 @@ fn start_ballast(node: u32, leave: Bytes, more: &[&str]) -> Ballast {
     // What earlier tests have read lies on the fast nodes, and what the kernel remembers of their
     // files. It frees of both when it likes, and then there would be more room than was left.
     std::fs::write("/proc/sys/vm/drop_caches", "3").expect("giving caches back");
+    let usage = settled(node);
+    // `migration.headroom` is 2 % unless configured.
+    let headroom = usage.total.0 / 50;
+    let leave = leave + usage.reserve + Bytes(headroom);
+    let node = format!("--start-node={node}");
+    let leave = format!("--leave={}", leave.0);
+    let mut args = vec!["--pattern=ballast", &node, &leave];
+    args.extend(more);
+    Ballast(Workload::start(&args))
+}
+
+/// Memory of one node, once no more of it becomes free: what an earlier test has ended may still be
+/// giving its memory back.
+pub fn settled(node: u32) -> NodeUsage {
     let mut usage = usage_of(node);
-    // What an earlier test has ended may still be giving its memory back.
     for _ in 0..SETTLES_WITHIN {
         std::thread::sleep(Duration::from_millis(100));
         let now = usage_of(node);
@@ -230,14 +243,7 @@ fn start_ballast(node: u32, leave: Bytes, more: &[&str]) -> Ballast {
             break;
         }
     }
-    // `migration.headroom` is 2 % unless configured.
-    let headroom = usage.total.0 / 50;
-    let leave = leave + usage.reserve + Bytes(headroom);
-    let node = format!("--start-node={node}");
-    let leave = format!("--leave={}", leave.0);
-    let mut args = vec!["--pattern=ballast", &node, &leave];
-    args.extend(more);
-    Ballast(Workload::start(&args))
+    usage
 }
 
 /// Memory of one node.
