@@ -99,6 +99,11 @@ fn scanned() -> u64 {
     vmstat("pgscan_kswapd") + vmstat("pgscan_direct")
 }
 
+/// Pages that it took of these.
+fn stolen() -> u64 {
+    vmstat("pgsteal_kswapd") + vmstat("pgsteal_direct")
+}
+
 fn reclaimed(daemon: &Daemon) -> f64 {
     let name = "hmkeeper_page_cache_reclaimed_bytes_total";
     daemon.metrics().sum(name, &[("node", "0")]).unwrap_or(0.0)
@@ -163,20 +168,21 @@ fn what_files_left_makes_room_until_it_is_read_back() {
     let site = Site::new();
     site.write_config(&body(workload.pid(), ""));
     let mut daemon = site.start();
-    let before = scanned();
+    let (before, stolen_before) = (scanned(), stolen());
     daemon.until_watching(workload.pid());
     until_hot_on(&[0], &workload, &daemon);
     // The last calls are told an epoch later.
     let status = daemon.epochs(2);
     let given = reclaimed(&daemon);
     let by_itself = scanned() - before;
+    let taken = Bytes::from_pages(stolen() - stolen_before);
     println!(
-        "{:.0} MiB of page cache made room for {HOT}; the kernel looked at {by_itself} pages by itself",
+        "{:.0} MiB of page cache made room for {HOT}, the kernel's own reclaim for {taken}",
         given / 1_048_576.0
     );
-    // Besides what the kernel reclaims by itself, below.
-    let all = given + Bytes::from_pages(by_itself).as_f64();
-    assert!(all >= 0.7 * HOT.as_f64(), "{given}: {status:#}");
+    assert!(given >= 0.5 * HOT.as_f64(), "{given}: {status:#}");
+    let all = given + taken.as_f64();
+    assert!(all >= 0.7 * HOT.as_f64(), "{given} and {taken}: {status:#}");
     assert!(given <= 2.0 * HOT.as_f64(), "{given}: {status:#}");
     let told = status["page_cache"]["reclaimed_bytes"].as_u64();
     assert!(told.is_some_and(|told| told > 0), "{status:#}");

@@ -285,10 +285,11 @@ fn done(seen: &Observation) -> Done {
 mod tests {
     use super::super::tests::{MIB, observation, slow, tiers, usage};
     use super::*;
-    use crate::tiering::observation::CacheUsage;
+    use crate::tiering::observation::{AccessSet, CacheUsage, Seen};
     use crate::tiering::plan::{MoveOutcome, Plan, Reclaimed};
     use crate::tiering::settings::EngineSettings;
     use crate::tiering::tier::TierTable;
+    use crate::units::{PageRange, VirtAddr};
 
     #[test]
     fn what_allocations_took_of_the_headroom_is_lacking() {
@@ -370,5 +371,38 @@ mod tests {
         };
         let [plan, _] = full_of_cache(off, tiers(None), two);
         assert_eq!(wanted(&plan), (Bytes::ZERO, vec![]));
+    }
+
+    #[test]
+    fn where_hot_pages_lie_among_cold_ones_less_is_promoted_once_that_is_learnt() {
+        let size = Bytes::from_mib(512);
+        let of = |is_hot: &dyn Fn(u64) -> bool| {
+            let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
+            let mut plan = engine.step(&observation(10, Vec::new(), 0));
+            let epochs = (2..14).map(|epoch| {
+                let mut seen = observation(10 * epoch, Vec::new(), 0);
+                let all = PageRange::new(VirtAddr(0), VirtAddr(size.0));
+                seen.targets[0].eligible = vec![all.expect("a range")];
+                seen.residency = slow(&plan);
+                seen.accesses = AccessSet::new(plan.samples.clone());
+                for _ in 0..3 {
+                    for i in 0..plan.samples.len() {
+                        let is_hot = is_hot(plan.samples[i].addr.page_index());
+                        let found = if is_hot { Seen::Accessed } else { Seen::Idle };
+                        seen.accesses.record(i, found);
+                    }
+                    seen.accesses.end_scan();
+                }
+                plan = engine.step(&seen);
+                plan.moves.iter().map(|m| m.limit).sum()
+            });
+            let wanted: Vec<Bytes> = epochs.collect();
+            // After a few epochs.
+            wanted[3..].iter().copied().sum::<Bytes>()
+        };
+        // A sixteenth in either case; nothing is ever carried out.
+        let apart = of(&|page| (page.wrapping_mul(0x9E37_79B9) >> 5).is_multiple_of(16));
+        let together = of(&|page| page / 1024 % 16 == 0);
+        assert!(apart.0 < together.0 / 8, "{apart} beside {together}");
     }
 }

@@ -288,6 +288,7 @@ impl Policy for Adaptive {
             moves,
             trades,
             is_in_vain,
+            is_delayed,
             lasts,
             lists,
             ..
@@ -310,7 +311,10 @@ impl Policy for Adaptive {
             0
         };
         self.held.is_dear = self.asked.is_zero() && !trades.is_empty();
-        self.held.says_so = match (self.asked.is_zero(), self.held.is_dear || is_in_vain) {
+        self.held.says_so = match (
+            self.asked.is_zero(),
+            self.held.is_dear || (is_in_vain && !is_delayed),
+        ) {
             (true, true) => SAYS_SO,
             (true, false) => self.held.says_so.saturating_sub(1),
             (false, _) => 0,

@@ -26,18 +26,19 @@ fn what_gains_less_than_it_costs_is_not_moved() {
 #[test]
 fn what_is_hot_all_over_is_said_to_gain_nothing() {
     let mut policy = adaptive();
-    let mut decide = |list: &[(f32, u32)]| {
+    let mut decide = |list: &[(f32, u32)], room| {
         let regions = regions(list);
-        let moves = testing::decide(&mut policy, Scene::of(&regions, [0; 4]), ALL);
+        let moves = testing::decide(&mut policy, Scene::of(&regions, room), ALL);
         assert!(moves.is_empty(), "{moves:?}");
         policy.holds_back()
     };
-    // All that is hot lies where it is to lie.
-    assert_eq!(decide(&[(3.0, 0), (0.0, 3)]), None);
-    assert_eq!(
-        decide(&[(3.0, 0), (3.0, 3), (3.0, 3)]),
-        Some(PauseReason::NoGain)
-    );
+    let room = [0, 0, 0, 10];
+    // All that is hot lies where it is to lie; or nothing of it, beside others; or the way down is full.
+    assert_eq!(decide(&[(3.0, 0), (0.0, 3)], room), None);
+    assert_eq!(decide(&[(3.0, 3)], room), None);
+    assert_eq!(decide(&[(0.0, 0), (3.0, 3)], [0; 4]), None);
+    let all = [(3.0, 0), (3.0, 3), (3.0, 3)];
+    assert_eq!(decide(&all, room), Some(PauseReason::NoGain));
 }
 
 /// The least load, of powers of 1.1, of a target for which something hot is moved.

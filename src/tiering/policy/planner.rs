@@ -114,8 +114,10 @@ pub(super) struct Planner<'a, 'v> {
     pub(super) lasts: f64,
     /// Exchanges to be looked up later.
     pub(super) trades: Vec<Trade>,
-    /// Whether something would have paid, had anything been worth less than it where it was to go.
+    /// Whether something would have paid, had anything been worth less than it where it was to go;
+    /// and whether something was that may not, or cannot, leave now.
     pub(super) is_in_vain: bool,
+    pub(super) is_delayed: bool,
     /// Every so many bytes one exchange is looked up later.
     each: u64,
     until_next: u64,
@@ -146,6 +148,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             lasts: 0.0,
             trades: Vec::new(),
             is_in_vain: false,
+            is_delayed: false,
             each,
             until_next: 0,
         }
@@ -240,7 +243,8 @@ impl<'a, 'v> Planner<'a, 'v> {
             let mut no_victim = false;
             while !left.is_zero() && !self.terms.left.is_zero() {
                 let Some(room) = self.room_on(better, (place, worth), left, no_victim) else {
-                    self.is_in_vain |= self.may_pay(candidate);
+                    let is_ours = |&node: &NodeId| self.worth.traffic(node) > 0.0;
+                    self.is_in_vain |= better.nodes.iter().any(is_ours) && self.may_pay(candidate);
                     break;
                 };
                 let (to, victim) = (room.to, room.victim);
@@ -438,7 +442,7 @@ impl<'a, 'v> Planner<'a, 'v> {
 
     /// What of a region on a node gives way to a hotter one.
     fn give_way(
-        &self,
+        &mut self,
         place: Place,
         node: NodeId,
         hotter: Place,
@@ -466,10 +470,12 @@ impl<'a, 'v> Planner<'a, 'v> {
         if !is_due && self.at_most(place) >= worth {
             return None;
         }
-        let (to, room) = self.next_down(place, node)?;
-        if self.worth.rests(region, self.way(place, node, to)) {
+        let down = self.next_down(place, node);
+        let down = down.filter(|&(to, _)| !self.worth.rests(region, self.way(place, node, to)));
+        let Some((to, room)) = down else {
+            self.is_delayed = true;
             return None;
-        }
+        };
         let lack = Bytes(bytes.0.div_ceil(folio) * folio);
         let bytes = here.min(lack).min(room).min(most).min(self.terms.left);
         if bytes.is_zero() {
