@@ -72,7 +72,8 @@ fn who_pauses_resumes_and_detaches_is_obeyed() {
     }
     let (mut first, mut second) = (workload(), workload());
     let site = Site::new();
-    site.write_config(&body(first.pid(), ""));
+    // Twice the default: on a busy host epochs would be stretched.
+    site.write_config(&body(first.pid(), "overhead_limit = 0.1"));
     let mut daemon = site.start();
     // Before it has seen enough to move anything.
     daemon.until_watching(first.pid());
