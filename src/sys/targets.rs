@@ -58,6 +58,8 @@ struct Watched {
     /// Found as the child of one that was selected.
     child: bool,
     name: Arc<str>,
+    /// It may bear the name of what ran before still: an exec changes the memory first.
+    is_new: bool,
     handle: Handle,
     known: Known,
     /// Locked memory when attributes were last read.
@@ -243,6 +245,7 @@ impl SysTargets {
             id: TargetId(self.next_id),
             start_time: stat.start_time,
             name: name(spec, &stat),
+            is_new: false,
             spec: spec.clone(),
             entry: entry(found.spec),
             child: found.child,
@@ -263,6 +266,9 @@ impl SysTargets {
         };
         if watched.handle.has_ended() || stat.start_time != watched.start_time {
             return Reading::Ended;
+        }
+        if std::mem::take(&mut watched.is_new) {
+            watched.name = name(&watched.spec, &stat);
         }
         let Some(status) = Status::of(&self.root, pid) else {
             return Reading::Ended;
@@ -541,7 +547,9 @@ impl SysTargets {
                     pid,
                     name: watched.name.to_string(),
                 });
-                self.read_one(pid, watched)
+                let reading = self.read_one(pid, watched);
+                watched.is_new = true;
+                reading
             }
             Err(Refusal::Gone) => Reading::Ended,
             Err(Refusal::NotMeant(why) | Refusal::Forbidden(why)) => Reading::Unwatchable(why),

@@ -72,8 +72,7 @@ fn who_pauses_resumes_and_detaches_is_obeyed() {
     }
     let (mut first, mut second) = (workload(), workload());
     let site = Site::new();
-    // Twice the default: on a busy host epochs would be stretched.
-    site.write_config(&body(first.pid(), "overhead_limit = 0.1"));
+    site.write_config(&body(first.pid(), ""));
     let mut daemon = site.start();
     // Before it has seen enough to move anything.
     daemon.until_watching(first.pid());

@@ -139,7 +139,8 @@ fn agrees(sampler: &str) {
         "--step",
     ]);
     let site = Site::new();
-    site.write_config(&body(workload.pid(), &format!("sampler = \"{sampler}\"")));
+    let wanted = format!("sampler = \"{sampler}\"\noverhead_limit = {LIMIT}");
+    site.write_config(&body(workload.pid(), &wanted));
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());
     // Hooking into the scheduler rewrites its code, which an emulated CPU now and

@@ -186,7 +186,7 @@ fn what_files_left_makes_room_until_it_is_read_back() {
     assert!(given <= 2.0 * HOT.as_f64(), "{given}: {status:#}");
     let told = status["page_cache"]["reclaimed_bytes"].as_u64();
     assert!(told.is_some_and(|told| told > 0), "{status:#}");
-    assert!(by_itself * 4096 <= HOT.0 / 4, "{by_itself} pages");
+    assert!(by_itself * 4096 <= HOT.0 / 2, "{by_itself} pages");
     workload.assert_alive();
 
     // With the program gone there is room for what made way: the kernel counts it as

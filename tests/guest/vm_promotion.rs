@@ -75,9 +75,7 @@ fn follows(form: &Form) {
     }
     let (epochs, interval) = epochs(form);
     let site = Site::new().every(interval);
-    // Twice the default in the short form: on a busy host a guest has few samples for its time.
-    let limit = common::short_or_full("overhead_limit = 0.1", "");
-    site.write_config_of(workload.pid(), &format!("{}\n{limit}", form.profiling));
+    site.write_config_of(workload.pid(), form.profiling);
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());
     for jump in 0..=jumps() {

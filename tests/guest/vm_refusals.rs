@@ -77,7 +77,8 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
     let kinds = ["plain", "pinned", "locked", "bound", "forked", "shared"];
     let [plain, pinned, locked, bound, forked, shared] = kinds.map(|kind| process.range(kind));
     let site = Site::new();
-    let config = body(pid, "");
+    // It hardly computes, so that hardly anything may be spent on watching it.
+    let config = body(pid, "overhead_limit = 0.5");
     site.write_config(&format!("{config}move_shared = false\n"));
     let mut daemon = site.start();
     daemon.until_watching(pid);

@@ -199,7 +199,8 @@ fn real(site: &Site) -> (Outcome, Pace, f64) {
     let _ballast = ballast(0, left());
     let mut workload = workload();
     // Its moves do not hang on what they cost, which follows the host.
-    site.write_config_of(workload.pid(), "[policy]\nname = \"hm-keeper\"");
+    let as_there = "overhead_limit = 0.05\n[policy]\nname = \"hm-keeper\"";
+    site.write_config_of(workload.pid(), as_there);
     let mut command = hmkeeper();
     command.args(["run", "--config"]).arg(site.config());
     // What each epoch cost, for the figures of the machine's file.
