@@ -80,7 +80,7 @@ accuracy:
 
 ## bench: programs under this daemon, the kernel's own tiering, and none, on an
 ##        emulated machine with four tiers (docs/benchmarks.md): SET=default takes
-##        under an hour, SET=smoke minutes, SET=full three rounds of 5 hours,
+##        about an hour, SET=smoke minutes, SET=full three rounds of 5 hours,
 ##        SET=latency is Redis' percentiles; what ran on this machine is not run again
 bench:
 	@scripts/setup vm bench

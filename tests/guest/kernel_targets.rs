@@ -141,7 +141,7 @@ fn an_exec_replaces_the_target() {
         maps.iter().any(|map| &*map.name == "sleep")
     });
     assert!(
-        matches!(&events[..], [TargetEvent::Replaced { pid: p, .. }] if *p == pid),
+        matches!(&events[..], [TargetEvent::Replaced { pid: p, name }] if *p == pid && ["sh", "sleep"].contains(&&**name)),
         "{events:?}"
     );
     assert_eq!(pids(&after), [pid]);
