@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use crate::results::{Daemon, Measured};
 use crate::shares::Share;
 use crate::system::{self, System};
-use crate::tierlat::{self, Counts};
+use crate::tierlat::{Counts, Tierlat};
 use crate::workload::{Done, Size};
 
 /// Of the kernel, in which it counts CPU time.
@@ -83,26 +83,27 @@ fn measure(run: &Run, size: Size, shares: bool) -> Result<Measured, String> {
     // Huge pages only where a program asks for them, and no page cache on the fastest node.
     system::write("/sys/kernel/mm/transparent_hugepage/enabled", "madvise")?;
     system::write("/proc/sys/vm/drop_caches", "3")?;
+    let tierlat = Tierlat::start()?;
     let mut program = Program::start(workload, size, &mut *system)?;
     let pid = program.ready()?;
     // All code is translated anew for it: before anything is measured.
-    tierlat::count()?;
+    tierlat.count()?;
     system.start(pid)?;
-    tierlat::watch(pid)?;
-    let before = Snapshot::take(pid, &*system)?;
-    tierlat::charge(true)?;
+    tierlat.watch(pid)?;
+    let before = Snapshot::take(pid, &*system, &tierlat)?;
+    tierlat.charge(true)?;
     program.tell()?;
     let is_over = AtomicBool::new(false);
     let (done, after, shares) = std::thread::scope(|scope| {
-        let told = shares.then(|| scope.spawn(|| told_shares(pid, &*system, &is_over)));
+        let told = shares.then(|| scope.spawn(|| told_shares(pid, &*system, &tierlat, &is_over)));
         let done = program.line();
         is_over.store(true, Ordering::Relaxed);
-        let after = Snapshot::take(pid, &*system);
+        let after = Snapshot::take(pid, &*system, &tierlat);
         let told = told.map(|thread| thread.join().expect("it does not panic"));
         (done, after, told.transpose())
     });
     let (done, after) = (done?, after?);
-    tierlat::charge(false)?;
+    tierlat.charge(false)?;
     let schemes = system.schemes()?;
     system.stop()?;
     let done: Done = serde_json::from_str(&done).map_err(|e| format!("{workload}: {done}: {e}"))?;
@@ -138,6 +139,7 @@ fn measure(run: &Run, size: Size, shares: bool) -> Result<Measured, String> {
 fn told_shares(
     pid: u32,
     system: &dyn System,
+    tierlat: &Tierlat,
     is_over: &AtomicBool,
 ) -> Result<Vec<Vec<Share>>, String> {
     let mut times = Vec::new();
@@ -163,7 +165,7 @@ fn told_shares(
             std::thread::sleep((told.epoch / 5).max(Duration::from_millis(200)));
             continue;
         }
-        let counts = Counts::read()?;
+        let counts = tierlat.counts()?;
         let is_known = told.nodes.values().any(|[ratio, ..]| *ratio > 0.0);
         if let Some((before, _)) = since.as_ref().filter(|_| is_known) {
             let share = |(node, misses)| {
@@ -253,6 +255,7 @@ impl Program {
 pub(crate) fn size_name(size: Size) -> &'static str {
     match size {
         Size::Smoke => "smoke",
+        Size::Short => "short",
         Size::Normal => "normal",
     }
 }
@@ -271,7 +274,7 @@ struct Snapshot {
 }
 
 impl Snapshot {
-    fn take(pid: u32, system: &dyn System) -> Result<Self, String> {
+    fn take(pid: u32, system: &dyn System, tierlat: &Tierlat) -> Result<Self, String> {
         let daemon = system.daemon();
         let others = kernel_threads().into_iter().chain(daemon);
         let others_cpu = others
@@ -279,7 +282,7 @@ impl Snapshot {
             .map(|(user, system)| user + system)
             .sum();
         Ok(Self {
-            counts: Counts::read()?,
+            counts: tierlat.counts()?,
             migrated: vmstat("pgmigrate_success")?,
             own_cpu: cpu(pid)?,
             others_cpu,

@@ -34,7 +34,7 @@ static ALL: [Set; 4] = [
     // the kernel its own; `full` sweeps both.
     Set {
         name: "default",
-        size: Size::Normal,
+        size: Size::Short,
         workloads: &["gups", "sqlite", "stream", "uniform"],
         systems: &[
             ("first-touch", &[1.0]),

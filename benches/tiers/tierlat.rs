@@ -2,8 +2,10 @@
 //! `tests/vm/vm-run -l` puts in the guest's PATH.
 
 use std::collections::BTreeMap;
-use std::process::Command;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 
 use crate::results::ByNode;
 
@@ -20,44 +22,86 @@ struct Node {
     waited_ms: f64,
 }
 
-fn tierlat(args: &[&str]) -> Result<String, String> {
-    let output = Command::new("tierlat")
-        .args(args)
-        .output()
-        .map_err(|e| format!("tierlat: {e} (is this a guest of vm-run -l?)"))?;
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    } else {
-        let error = String::from_utf8_lossy(&output.stderr);
-        Err(format!("tierlat {}: {}", args.join(" "), error.trim()))
+/// The program, which does what it is told until this is dropped: one for a whole run, as each start of it
+/// would take the guest most of a second.
+pub(crate) struct Tierlat(Mutex<Talk>);
+
+struct Talk {
+    process: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Tierlat {
+    pub(crate) fn start() -> Result<Self, String> {
+        let mut process = Command::new("tierlat")
+            .arg("each")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("tierlat: {e} (is this a guest of vm-run -l?)"))?;
+        let pipes = process.stdin.take().zip(process.stdout.take());
+        let (stdin, stdout) = pipes.ok_or("tierlat: no pipes")?;
+        Ok(Self(Mutex::new(Talk {
+            process,
+            stdin,
+            stdout: BufReader::new(stdout),
+        })))
+    }
+
+    /// What it answers. What is wrong it says on stderr, and ends.
+    fn tell(&self, command: &str) -> Result<String, String> {
+        let talk = &mut *self.0.lock().map_err(|e| e.to_string())?;
+        let failed = |e| format!("tierlat {command}: {e}");
+        writeln!(talk.stdin, "{command}").map_err(failed)?;
+        let mut answer = String::new();
+        loop {
+            let before = answer.len();
+            let read = talk.stdout.read_line(&mut answer).map_err(failed)?;
+            match &answer[before..] {
+                "\n" => return Ok(answer),
+                _ if read == 0 => return Err(format!("tierlat {command}: it ended")),
+                _ => {}
+            }
+        }
+    }
+
+    /// Counts this process's own misses apart.
+    pub(crate) fn watch(&self, pid: u32) -> Result<(), String> {
+        self.tell(&format!("watch {pid}")).map(drop)
+    }
+
+    /// From now on misses are counted, which takes as long as all else that the guest does.
+    pub(crate) fn count(&self) -> Result<(), String> {
+        self.tell("count").map(drop)
+    }
+
+    /// From now on memory takes its time, or none.
+    pub(crate) fn charge(&self, on: bool) -> Result<(), String> {
+        self.tell(if on { "on" } else { "off" }).map(drop)
+    }
+
+    /// What was counted up to now.
+    pub(crate) fn counts(&self) -> Result<Counts, String> {
+        let text = self.tell("show")?;
+        let lines = text.lines().filter(|line| !line.is_empty());
+        let nodes = lines.map(parse).collect::<Option<_>>();
+        nodes
+            .map(|nodes| Counts { nodes })
+            .ok_or_else(|| format!("tierlat show: not understood: {text}"))
     }
 }
 
-/// Counts this process's own misses apart.
-pub(crate) fn watch(pid: u32) -> Result<(), String> {
-    tierlat(&["watch", &pid.to_string()]).map(drop)
-}
-
-/// From now on misses are counted, which takes as long as all else that the guest does.
-pub(crate) fn count() -> Result<(), String> {
-    tierlat(&["count"]).map(drop)
-}
-
-/// From now on memory takes its time, or none.
-pub(crate) fn charge(on: bool) -> Result<(), String> {
-    tierlat(&[if on { "on" } else { "off" }]).map(drop)
+impl Drop for Tierlat {
+    fn drop(&mut self) {
+        let talk = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // It may have ended by itself.
+        let _ = talk.process.kill();
+        let _ = talk.process.wait();
+    }
 }
 
 impl Counts {
-    /// Now.
-    pub(crate) fn read() -> Result<Self, String> {
-        let text = tierlat(&["show"])?;
-        let nodes = text.lines().map(parse).collect::<Option<_>>();
-        nodes
-            .map(|nodes| Self { nodes })
-            .ok_or_else(|| format!("tierlat show: not understood: {text}"))
-    }
-
     fn since<T>(&self, before: &Self, what: impl Fn(&Node, &Node) -> T) -> BTreeMap<u32, T> {
         let none = Node::default();
         self.nodes

@@ -46,6 +46,8 @@ pub(crate) fn missing(name: &str) -> Option<String> {
 pub(crate) enum Size {
     /// Whether it works at all.
     Smoke,
+    /// What is compared in an hour: less work where nobody can gain anything by moving.
+    Short,
     /// What is compared.
     Normal,
 }
@@ -55,7 +57,7 @@ impl Size {
     const fn memory(self, normal: usize) -> usize {
         match self {
             Self::Smoke => normal / 8 * 3,
-            Self::Normal => normal,
+            Self::Short | Self::Normal => normal,
         }
     }
 
@@ -63,7 +65,7 @@ impl Size {
     const fn all(self, normal: usize) -> usize {
         match self {
             Self::Smoke => normal / 32,
-            Self::Normal => normal,
+            Self::Short | Self::Normal => normal,
         }
     }
 
@@ -71,6 +73,15 @@ impl Size {
     const fn work(self, normal: usize) -> usize {
         match self {
             Self::Smoke => normal / 32,
+            Self::Short | Self::Normal => normal,
+        }
+    }
+
+    /// The same of a program that nobody can make faster by moving its memory.
+    const fn even_work(self, normal: usize) -> usize {
+        match self {
+            Self::Smoke => normal / 32,
+            Self::Short => normal / 3 * 2,
             Self::Normal => normal,
         }
     }

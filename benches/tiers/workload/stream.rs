@@ -23,7 +23,7 @@ impl Triad {
             a: (0..words).map(|_| 1).collect(),
             b: (0..words).collect(),
             c: (0..words).map(|i| i ^ 0x55).collect(),
-            passes: size.work(PASSES).max(1),
+            passes: size.even_work(PASSES).max(1),
         }
     }
 }
