@@ -49,7 +49,7 @@ impl Tierlat {
         })))
     }
 
-    /// What it answers. What is wrong it says on stderr, and ends.
+    /// What it answers; or what is wrong, with which it ends.
     fn tell(&self, command: &str) -> Result<String, String> {
         let talk = &mut *self.0.lock().map_err(|e| e.to_string())?;
         let failed = |e| format!("tierlat {command}: {e}");
@@ -60,7 +60,7 @@ impl Tierlat {
             let read = talk.stdout.read_line(&mut answer).map_err(failed)?;
             match &answer[before..] {
                 "\n" => return Ok(answer),
-                _ if read == 0 => return Err(format!("tierlat {command}: it ended")),
+                _ if read == 0 => return Err(format!("tierlat {command}: {}", answer.trim())),
                 _ => {}
             }
         }

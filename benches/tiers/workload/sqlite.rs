@@ -94,6 +94,8 @@ fn filled(records: usize) -> rusqlite::Result<Connection> {
          CREATE TABLE records (key INTEGER PRIMARY KEY, version INTEGER NOT NULL, body BLOB NOT NULL);
          BEGIN",
     )?;
+    // Else there would be more.
+    assert_eq!(records % AT_ONCE, 0);
     {
         let rows = vec!["(?, 0, ?)"; AT_ONCE].join(", ");
         let mut add = database.prepare(&format!("INSERT INTO records VALUES {rows}"))?;
