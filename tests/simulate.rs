@@ -301,7 +301,7 @@ fn a_sweep_says_which_orders_survive() {
     assert_eq!(one.status.code(), Some(2), "{one:?}");
 }
 
-/// Seconds that a program of the fixtures takes under `adaptive`, with such a profiling, as a
+/// Seconds that a program, of the fixtures if it is a file, takes under `adaptive`, with such a profiling, as a
 /// share of what it takes under first-touch.
 fn where_bandwidth_is_short(machine: &str, workload: &str, profiling: &str) -> f64 {
     let dir = tempfile::tempdir().unwrap();
@@ -311,11 +311,13 @@ fn where_bandwidth_is_short(machine: &str, workload: &str, profiling: &str) -> f
         &format!("[profiling]\n{profiling}\n"),
     );
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let workload = fixtures.join(workload).display().to_string();
-    let machine = match machine {
-        "narrow.toml" => fixtures.join(machine).display().to_string(),
-        preset => preset.to_owned(),
-    };
+    let [machine, workload] = [machine, workload].map(|name| {
+        if Path::new(name).extension().is_some() {
+            fixtures.join(name).display().to_string()
+        } else {
+            name.to_owned()
+        }
+    });
     let mut args = vec!["--machine", &machine, "--workload", &workload, "--json"];
     args.extend(["--policy=first-touch,adaptive", "--coarse=32"]);
     args.extend(["--config", &config]);
@@ -347,6 +349,23 @@ fn what_is_written_leaves_the_node_that_has_no_bandwidth_for_it() {
         "latency = true\nwrites = true",
     );
     assert!(took < 1.01, "{took}");
+}
+
+#[test]
+fn what_a_sweep_writes_leaves_it_too() {
+    const ASKED: &str = "latency = true\nwrites = true";
+    let took = |machine, profiling| where_bandwidth_is_short(machine, "stream", profiling);
+    for (machine, most) in [
+        ("optane-4tier", 0.85),
+        ("sentinel-2tier", 0.9),
+        ("autotm-2tier", 0.7),
+        ("cxl-2tier", 0.75),
+    ] {
+        let took = took(machine, ASKED);
+        assert!(took < most, "{machine}: {took}");
+    }
+    let not_asked = took("cxl-2tier", "latency = true");
+    assert!(not_asked > 0.98, "{not_asked}");
 }
 
 /// Seconds of a machine and a program under each policy.

@@ -35,11 +35,22 @@ pub enum Reason {
     Room,
     /// Cold, where allocations have used up what is to stay free for the next ones.
     Headroom,
+    /// Written whenever it is accessed, on a node that answers late.
+    Written,
+    /// Read and never written, in the place of what is written.
+    Read,
 }
 
 impl Reason {
     /// Every reason, for registering metrics.
-    pub const ALL: [Self; 4] = [Self::Hot, Self::Spread, Self::Room, Self::Headroom];
+    pub const ALL: [Self; 6] = [
+        Self::Hot,
+        Self::Spread,
+        Self::Room,
+        Self::Headroom,
+        Self::Written,
+        Self::Read,
+    ];
 
     /// The label in metrics and logs.
     pub fn as_str(self) -> &'static str {
@@ -48,14 +59,16 @@ impl Reason {
             Self::Spread => "spread",
             Self::Room => "room",
             Self::Headroom => "headroom",
+            Self::Written => "written",
+            Self::Read => "read",
         }
     }
 
     /// Where moves for it go.
     pub fn direction(self) -> Direction {
         match self {
-            Self::Hot => Direction::Promotion,
-            Self::Spread | Self::Room | Self::Headroom => Direction::Demotion,
+            Self::Hot | Self::Written => Direction::Promotion,
+            Self::Spread | Self::Room | Self::Headroom | Self::Read => Direction::Demotion,
         }
     }
 }

@@ -22,6 +22,8 @@ use crate::units::NodeId;
 const WEIGHT: f64 = 0.5;
 /// So many times the idle latency still counts as idle.
 const CALM: f64 = 1.5;
+/// The same where little is lost by a mistake. Nodes that nobody uses answer up to 1.05 times as late.
+const ON_TIME: f64 = 1.1;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +51,12 @@ impl Pressure {
         let factor = |&(node, ratio): &(NodeId, f64)| (node, 1.0 + (ratio - CALM).max(0.0));
         let all = self.0.iter().map(factor);
         all.filter(|&(_, factor)| factor > 1.0).collect()
+    }
+
+    /// Those that answer a little later than when idle as well, and how many times as late.
+    pub fn late(&self) -> Vec<(NodeId, f64)> {
+        let all = self.0.iter().copied();
+        all.filter(|&(_, ratio)| ratio > ON_TIME).collect()
     }
 }
 
@@ -80,6 +88,7 @@ mod tests {
         let mut pressure = Pressure::default();
         pressure.follow(&probed(&[Some((180, 100)), None, Some((1000, 250))]));
         assert_eq!(pressure.loaded(), [(NodeId(2), 2.0)]);
+        assert_eq!(pressure.late(), [(NodeId(0), 1.4), (NodeId(2), 2.5)]);
     }
 
     #[test]

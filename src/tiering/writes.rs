@@ -11,7 +11,7 @@
 //! [`SHARE`] of what watching it may cost, until that pays for the walk, as long as
 //! walks of it took, and for as many faults as pages were seen written the last time
 //! (at first: all). A walk that would take longer than [`LONGEST_WALK`] is not begun,
-//! whatever was saved.
+//! whatever was saved; what that is foreseen by fades to the guess.
 //!
 //! **Limits.** How long the first walk of a target takes is a guess, and what is measured
 //! is CPU time: where we are preempted in a walk, it holds for longer. Of a target that
@@ -29,6 +29,8 @@ pub const LONGEST_WALK: Nanos = Nanos::from_millis(10);
 pub const WRITE_FAULT: Nanos = Nanos(1_000);
 /// Cost of a walk per entry of the page tables until it is measured.
 const FIRST_GUESS: f64 = 20.0;
+/// What is kept in each epoch of how much slower a walk was that is not begun again for that.
+const FADES: f64 = 0.99;
 
 /// What a walk has to look at, and what came of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +61,12 @@ impl Savings {
         let walk = self.per_entry.unwrap_or(FIRST_GUESS) * extent.entries as f64;
         if extent.entries == 0 || walk > LONGEST_WALK.0 as f64 {
             self.saved = 0.0;
+            // One slow walk, as of a host that was busy, is not held against it for ever.
+            if let Some(per_entry) = &mut self.per_entry
+                && *per_entry > FIRST_GUESS
+            {
+                *per_entry = FADES * *per_entry + (1.0 - FADES) * FIRST_GUESS;
+            }
             return false;
         }
         let written = extent.written.unwrap_or(extent.entries);
@@ -91,6 +99,19 @@ mod tests {
             .filter(|_| savings.is_due(allowance, SMALL))
             .count();
         assert_eq!(asked, 100);
+    }
+
+    #[test]
+    fn one_slow_walk_is_not_held_against_it_for_ever() {
+        let mut savings = Savings::default();
+        // 60 ms, and 0.3 as it is guessed.
+        savings.learn(Nanos::from_millis(60), SMALL.entries);
+        let allowance = Nanos::from_millis(50);
+        let first = (0..1000).find(|_| savings.is_due(allowance, SMALL));
+        assert!(
+            first.is_some_and(|at| (150..250).contains(&at)),
+            "{first:?}"
+        );
     }
 
     #[test]

@@ -69,6 +69,7 @@ impl Engine {
             lacking: self.lacking(&seen.nodes),
             cache: self.cache(&seen.nodes),
             loaded: self.machine.pressure.loaded(),
+            late: self.machine.pressure.late(),
             interval,
             spare: self.machine.spare.share(),
             rates: &self.rates,
@@ -102,6 +103,7 @@ impl Engine {
             let cpus = told.weight() * profiling.overhead_limit;
             let allowance = Nanos::from_secs_f64(cpus * interval.as_secs_f64());
             if let Some(tracked) = self.targets.get_mut(&target.id)
+                && tracked.is_counted()
                 && tracked.savings.is_due(allowance, tracked.extent)
             {
                 forget.push((target.id, target.pid));
@@ -265,17 +267,19 @@ impl Engine {
 
 /// What became of the last plan.
 fn done(seen: &Observation) -> Done {
-    let (mut exchanged, mut given_back) = (PageCounts::default(), PageCounts::default());
+    let [mut exchanged, mut given_back, mut relieved] = [PageCounts::default(); 3];
     for result in &seen.outcome.results {
         let sum = match result.asked.reason {
             Reason::Hot | Reason::Spread | Reason::Room => &mut exchanged,
             Reason::Headroom => &mut given_back,
+            Reason::Written | Reason::Read => &mut relieved,
         };
         sum.add(result.pages);
     }
     Done {
         moved: Bytes::from_pages(exchanged.moved),
         given_back: Bytes::from_pages(given_back.moved),
+        relieved: Bytes::from_pages(relieved.moved),
         deferred: Bytes::from_pages(exchanged.deferred),
         cost: seen.cost.migration,
     }

@@ -34,6 +34,10 @@ pub(super) struct Tracked {
     /// Pages of regions of which nothing is known yet: those that came of a split
     /// know what their parent knew.
     pub(super) uncounted: u64,
+    /// The same with those of which only some were seen to be there.
+    unknown: u64,
+    /// Pages that are known to be there.
+    present: u64,
     /// The most samples that its regions can use.
     pub(super) useful: u64,
     /// Samples that it got last.
@@ -65,6 +69,8 @@ impl Default for Tracked {
             cpu_share: BTreeMap::new(),
             view_share: Vec::new(),
             uncounted: 0,
+            unknown: 0,
+            present: 0,
             useful: 0,
             quota: 0,
             reach: 1.0,
@@ -79,10 +85,16 @@ impl Default for Tracked {
     }
 }
 
+/// Pages of which it is not known whether they are there are few if so many times as many are known to be.
+const UNKNOWN: u64 = 16;
+
 /// What the regions of a target come to.
 #[derive(Default)]
 struct Counted {
     uncounted: u64,
+    /// Pages of regions of which only some were seen to be there, and the others not looked for yet.
+    unknown: u64,
+    present: u64,
     useful: u64,
     has_derived: bool,
     /// Entries of its page tables, those of them that are written, and whether that is known.
@@ -94,10 +106,14 @@ struct Counted {
 impl Counted {
     fn add(&mut self, region: &Region, measures: bool) {
         self.useful += sampling::most(region);
+        self.present += region.pages().total();
         if !region.is_counted() {
             self.has_derived = true;
             if region.pages().total() == 0 {
                 self.uncounted += region.range().pages();
+            }
+            if region.pages().total() < region.range().pages() / 2 {
+                self.unknown += region.range().pages();
             }
         }
         if measures {
@@ -176,6 +192,7 @@ impl Tracked {
             each(region, mine);
         });
         (self.uncounted, self.useful) = (counted.uncounted, counted.useful);
+        (self.unknown, self.present) = (counted.unknown, counted.present);
         self.has_derived = counted.has_derived;
         if measures {
             self.extent = counted.extent();
@@ -195,6 +212,12 @@ impl Tracked {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub(super) fn reached(&self) -> u64 {
         (self.quota as f64 * self.reach) as u64
+    }
+
+    /// Whether all but little of its pages were counted: of less than that it is not known what a walk of
+    /// its page tables takes.
+    pub(super) fn is_counted(&self) -> bool {
+        self.unknown <= self.present / UNKNOWN
     }
 
     /// Its part in what may be counted: above all what never was.

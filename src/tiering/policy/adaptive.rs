@@ -31,6 +31,9 @@
 //! pays. Where nothing pays it stays as it is, and nothing is moved: what changes then is
 //! followed at once.
 //!
+//! What is written leaves nodes that answer late for the place of what is read ([`relief`](super::planner)), with a
+//! budget of its own, which grows as long as that goes on.
+//!
 //! Epochs are shorter than configured (`pace`) at first, and while there is something to exchange that
 //! is clearly hotter and still worth something an epoch later: what has just become hot is moved
 //! sooner, and what is hot for less than an epoch is seen. Where all of it is gone, as where a program sweeps, a short epoch
@@ -116,7 +119,12 @@ pub struct Adaptive {
     spare: f64,
     /// Bytes that the targets' CPU time pays for, in one plan, where idle cores pay for most.
     pays_for: Bytes,
-    /// Bytes that the last plan was to move, but for headroom.
+    /// Bytes that the next plan may move so that what is written leaves nodes that answer late; that the
+    /// last one might have moved for that; and was to move.
+    relief: Bytes,
+    may_relieve: Bytes,
+    relieves: Bytes,
+    /// Bytes that the exchanges of the last plan were to move.
     asked: Bytes,
     /// The share of these which was, as far as is known, to be worth while for an epoch.
     lasts: f64,
@@ -144,6 +152,9 @@ impl Adaptive {
             cost: COST_AT_FIRST,
             spare: 0.0,
             pays_for: Bytes::ZERO,
+            relief: settings.first_bytes,
+            may_relieve: Bytes::ZERO,
+            relieves: Bytes::ZERO,
             asked: Bytes::ZERO,
             lasts: 1.0,
             held: Held::default(),
@@ -164,10 +175,11 @@ impl Adaptive {
         let Done {
             moved,
             given_back,
+            relieved,
             deferred,
             cost,
         } = view.done;
-        let all = moved + given_back;
+        let all = moved + given_back + relieved;
         let first = self.settings.first_bytes;
         let least = Bytes(first.0 / LEAST_SHARE);
         if self.held.is_dear && all.is_zero() {
@@ -199,8 +211,17 @@ impl Adaptive {
         {
             self.budget = Bytes(self.budget.0.saturating_mul(GROWS));
         }
+        self.relief = if self.relieves.is_zero() || relieved.0 < self.relieves.0 / 2 {
+            // What is wanted no more, or there was no time for.
+            Bytes(self.relief.0 / 2).max(first)
+        } else if self.relieves.0 >= self.may_relieve.0 / 2 {
+            // More follows: what is written does not cease to be.
+            Bytes(self.relief.0.saturating_mul(GROWS))
+        } else {
+            self.relief
+        };
         // How late nodes answer is smoothed over epochs: steps must not be quicker than that.
-        self.is_loaded = !view.loaded.is_empty();
+        self.is_loaded = !view.loaded.is_empty() || !self.relieves.is_zero();
         self.is_quick = match told {
             Some(told) if told.left <= GONE => false,
             Some(told) if told.left >= STAYS => true,
@@ -260,6 +281,8 @@ impl Policy for Adaptive {
             .follow(view.epoch, |target, addr| worth.latest(target, addr));
         self.learn(view);
         let left = self.budget.min(budget.bytes);
+        let relief = self.relief.min(self.pays_for).min(budget.bytes);
+        let all = self.pays_for.min(budget.bytes);
         let (lasting, horizon) = (&self.lasting, self.settings.horizon);
         let interval = view.interval.as_secs_f64();
         let seconds = |id, margin| lasting.epochs(id, margin, horizon) * interval;
@@ -274,6 +297,8 @@ impl Policy for Adaptive {
             left,
             thought: left,
             headroom: Bytes(left.min(self.pays_for).0 / FOR_HEADROOM),
+            relief,
+            all,
         };
         let mut planner = Planner::new(
             &worth,
@@ -291,12 +316,16 @@ impl Policy for Adaptive {
             is_delayed,
             lasts,
             lists,
+            relieved,
             ..
         } = planner;
         (self.lists, self.facts) = (lists, worth.facts);
         self.steps.follow(&idle.loaded, &moves);
-        let exchanges = moves.iter().filter(|m| m.reason != Reason::Headroom);
+        let is_exchange =
+            |m: &&Move| matches!(m.reason, Reason::Hot | Reason::Spread | Reason::Room);
+        let exchanges = moves.iter().filter(is_exchange);
         self.asked = exchanges.map(|m| m.limit).sum();
+        (self.relieves, self.may_relieve) = (relieved, relief);
         // What drifts is moved bit by bit, as much in a second whatever epochs are.
         let of_short = if self.pace() < 1.0 {
             1.0
@@ -312,7 +341,7 @@ impl Policy for Adaptive {
         };
         self.held.is_dear = self.asked.is_zero() && !trades.is_empty();
         self.held.says_so = match (
-            self.asked.is_zero(),
+            self.asked.is_zero() && relieved.is_zero(),
             self.held.is_dear || (is_in_vain && !is_delayed),
         ) {
             (true, true) => SAYS_SO,

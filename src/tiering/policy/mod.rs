@@ -69,6 +69,8 @@ pub struct Done {
     pub moved: Bytes,
     /// Bytes that gave back headroom.
     pub given_back: Bytes,
+    /// Bytes of what is written and of what is read that changed places.
+    pub relieved: Bytes,
     /// Bytes of its exchanges for which there was no time.
     pub deferred: Bytes,
     /// CPU time of the threads that moved them.
@@ -94,6 +96,8 @@ pub struct View<'a> {
     /// Nodes that answer later than when idle, for the bandwidth that is asked of them, each
     /// once: how many times as late, more than 1 ([`pressure`](super::pressure)).
     pub loaded: Vec<(NodeId, f64)>,
+    /// Nodes that answer later than when idle, also by a little: how many times as late.
+    pub late: Vec<(NodeId, f64)>,
     /// How long an epoch is.
     pub interval: Nanos,
     /// Share of the CPU time of moving that nobody else would use, 0 to 1.

@@ -1,6 +1,6 @@
 //! One plan of policy [`adaptive`](super::adaptive): exchanges of what is worth more for
 //! what is worth less, as long as they pay. What is cold, and left, gives back headroom
-//! ([`headroom`]).
+//! ([`headroom`]). What is written leaves nodes that have no bandwidth left ([`relief`]).
 //!
 //! **Order.** What gains most first. For each, the fastest rank where there is room or where
 //! something is worth less; what gives way goes one rank down, before it. Where nothing is, page cache
@@ -11,6 +11,7 @@
 
 mod brink;
 mod headroom;
+mod relief;
 mod room;
 
 use std::collections::HashMap;
@@ -44,6 +45,10 @@ pub(super) struct Terms {
     pub(super) thought: Bytes,
     /// Bytes of `left` that may go for headroom.
     pub(super) headroom: Bytes,
+    /// Bytes that may be moved so that what is written leaves nodes that answer late, and bytes that
+    /// all moves together may be.
+    pub(super) relief: Bytes,
+    pub(super) all: Bytes,
 }
 
 /// Something that may be promoted.
@@ -118,6 +123,8 @@ pub(super) struct Planner<'a, 'v> {
     /// and whether something was that may not, or cannot, leave now.
     pub(super) is_in_vain: bool,
     pub(super) is_delayed: bool,
+    /// Bytes of the moves that are for [`relief`].
+    pub(super) relieved: Bytes,
     /// Every so many bytes one exchange is looked up later.
     each: u64,
     until_next: u64,
@@ -149,6 +156,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             trades: Vec::new(),
             is_in_vain: false,
             is_delayed: false,
+            relieved: Bytes::ZERO,
             each,
             until_next: 0,
         }
@@ -172,6 +180,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         }
         self.lists.gains = gains;
         self.restore_headroom();
+        self.relieve();
     }
 
     /// What lies slower than it could, what would gain most first; and all regions, for the

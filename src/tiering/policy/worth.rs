@@ -222,6 +222,13 @@ impl<'a, 'v> Worth<'a, 'v> {
         self.scale[place.target as usize] * self.facts(place).usual
     }
 
+    /// As hot as it usually is, if all that is accessed of it were read only.
+    pub(super) fn steady(&self, place: Place) -> f64 {
+        let region = place.region_in(self.view);
+        let rate = self.view.rates.of(f64::from(region.usual()));
+        self.scale[place.target as usize] * region.per_page(rate) / PAGE_BYTES as f64
+    }
+
     /// Whether none of a region is in memory.
     pub(super) fn is_empty(&self, place: Place) -> bool {
         self.facts(place).is_empty

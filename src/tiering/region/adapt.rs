@@ -193,8 +193,11 @@ fn alike(a: &Region, b: &Region, scans: u8, thresholds: Thresholds) -> bool {
 /// Whether one is mostly written and the other mostly not: of both together it would no longer
 /// be known which, and what is written lies elsewhere where bandwidth is short.
 fn differ_in_writes(a: &Region, b: &Region, apart: f32) -> bool {
-    let written = a.written().zip(b.written());
-    written.is_some_and(|(a, b)| (a - b).abs() > apart)
+    let are_apart = |share: fn(&Region) -> Option<f32>| {
+        let shares = share(a).zip(share(b));
+        shares.is_some_and(|(a, b)| (a - b).abs() > apart)
+    };
+    are_apart(Region::written) || are_apart(Region::writing)
 }
 
 /// How hotness changes from one region to the next, if they touch and it does.

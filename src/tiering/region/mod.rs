@@ -35,6 +35,8 @@ mod edges;
 mod held;
 mod known;
 mod lone;
+#[cfg(test)]
+mod made;
 mod moves;
 mod pages;
 mod quiet;
@@ -51,7 +53,7 @@ use aside::Aside;
 pub(super) use known::Aim;
 use known::{Doubt, Known};
 use scars::{Scars, Step};
-use told::share_of;
+use told::{Part, share_of};
 
 use super::observation::Looked;
 use super::plan::Direction;
@@ -66,8 +68,6 @@ const FORGOTTEN_AFTER: u8 = 4;
 const LATEST_COUNTS: f32 = 0.51;
 /// Weight of the newest count in how hot a region usually is.
 const USUAL_EMA: f32 = 0.02;
-/// As a share of what was written.
-const NOT_KNOWN: f32 = -1.0;
 
 /// An epoch, or a count of pages, in half the room: there are a million regions. At one
 /// epoch each 100 ms it lasts for 13 years, and longer ones count as that.
@@ -106,8 +106,6 @@ pub struct Region {
     /// Epochs in a row in which it was watched and nothing could be told.
     untold: u8,
     known: Known,
-    /// Share of its samples that were written in an epoch, smoothed; below 0: not known.
-    written: f32,
     /// Whether its samples of the last epoch contradict each other.
     is_mixed: bool,
     /// Largest folio seen among its samples in the last epoch, as log2 of pages.
@@ -139,6 +137,9 @@ pub struct Region {
     stuck_by_sharing: bool,
     /// Share of its samples that another process maps too, as last seen, in parts.
     shared: u8,
+    /// Share of its samples that were written in an epoch, smoothed, and of those that were accessed.
+    written: Part,
+    writing: Part,
     /// Whether hotness once changed at its first page.
     start: Option<Step>,
 }
@@ -159,7 +160,6 @@ impl Region {
             fresh: false,
             untold: 0,
             known: Known::NOTHING,
-            written: NOT_KNOWN,
             is_mixed: false,
             order: 0,
             folios: 1.0,
@@ -176,57 +176,10 @@ impl Region {
             stuck_until: 0,
             stuck_by_sharing: false,
             shared: 0,
+            written: Part::NOT_KNOWN,
+            writing: Part::NOT_KNOWN,
             start: None,
         }
-    }
-
-    /// A region for tests of policies.
-    #[cfg(test)]
-    pub(crate) fn for_test(range: PageRange, hotness: f32, pages: &[(NodeId, u64)]) -> Self {
-        Self {
-            latest: hotness,
-            previous: hotness,
-            hotness,
-            before: hotness,
-            usual: hotness,
-            evidence: 1e9,
-            watched: true,
-            seen: true,
-            fresh: true,
-            pages: Pages::from_counts(pages),
-            is_counted: true,
-            ..Self::new(range)
-        }
-    }
-
-    /// The same with its hotness resting on so many samples.
-    #[cfg(test)]
-    pub(crate) fn rest_on(&mut self, samples: f32) {
-        self.evidence = samples;
-    }
-
-    /// The same with so much of it written in an epoch.
-    #[cfg(test)]
-    pub(crate) fn writes(&mut self, share: f32) {
-        self.written = share;
-    }
-
-    /// The same, made of folios of so many pages, as log2.
-    #[cfg(test)]
-    pub(crate) fn of_folios(&mut self, order: u8) {
-        (self.order, self.folios) = (order, 1.0 / f32::from(1_u16 << order));
-    }
-
-    /// The same, as hot as this in the last epoch only.
-    #[cfg(test)]
-    pub(crate) fn turns_hot(&mut self, hotness: f32) {
-        (self.latest, self.hotness) = (hotness, hotness);
-    }
-
-    /// The same, as hot as this over many epochs.
-    #[cfg(test)]
-    pub(crate) fn usually(&mut self, hotness: f32) {
-        self.usual = hotness;
     }
 
     /// Its addresses.
@@ -308,7 +261,13 @@ impl Region {
     /// Share of its pages, 0 to 1, that are written in an epoch; `None` when that was
     /// never asked ([`writes`](super::writes)).
     pub fn written(&self) -> Option<f32> {
-        (self.written >= 0.0).then_some(self.written)
+        self.written.share()
+    }
+
+    /// Share of what is accessed of it, 0 to 1, that is written too, whenever that is; `None`
+    /// while none of it was accessed when that was asked.
+    pub fn writing(&self) -> Option<f32> {
+        self.writing.share()
     }
 
     /// Bytes that are present, as far as known.
@@ -427,10 +386,8 @@ impl Region {
         self.evidence += next.evidence;
         self.seen |= next.seen;
         self.untold = self.untold.min(next.untold);
-        self.written = match (self.written(), next.written()) {
-            (Some(a), Some(b)) => mean(a, b),
-            (a, b) => a.or(b).unwrap_or(NOT_KNOWN),
-        };
+        self.written = self.written.join(next.written, mean);
+        self.writing = self.writing.join(next.writing, mean);
         self.known = self.known.join(next.known);
         self.is_mixed |= next.is_mixed;
         self.order = self.order.max(next.order);

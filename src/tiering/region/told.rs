@@ -6,6 +6,9 @@ use crate::tiering::observation::{AccessSet, Sample};
 use crate::tiering::observation::{Looked, Tally};
 use crate::units::Nanos;
 
+/// What a region that was never accessed is held to write, so that one epoch alone says little.
+const UNDECIDED: f32 = 0.5;
+
 /// What to learn from an epoch's samples beside how hot regions are, and who shares them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
@@ -13,6 +16,34 @@ pub struct Asked {
     pub quiet: Option<Nanos>,
     /// What is written: samples tell since the epoch's begin.
     pub writes: bool,
+}
+
+/// A share, 0 to 1, as far as known: in a byte, as there are a million regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part(u8);
+
+impl Part {
+    pub(super) const NOT_KNOWN: Self = Self(u8::MAX);
+    const ALL: u8 = 200;
+
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub(super) fn of(share: f32) -> Self {
+        Self((share.clamp(0.0, 1.0) * f32::from(Self::ALL)).round() as u8)
+    }
+
+    pub(super) fn share(self) -> Option<f32> {
+        (self != Self::NOT_KNOWN).then(|| f32::from(self.0) / f32::from(Self::ALL))
+    }
+
+    /// Of both together.
+    pub(super) fn join(self, other: Self, mean: impl Fn(f32, f32) -> f32) -> Self {
+        match (self.share(), other.share()) {
+            (Some(a), Some(b)) => Self::of(mean(a, b)),
+            (None, None) => Self::NOT_KNOWN,
+            (Some(_), None) => self,
+            (None, Some(_)) => other,
+        }
+    }
 }
 
 impl RegionMap {
@@ -53,11 +84,25 @@ impl Region {
     /// All of these samples, of which some could tell, say whether they were written.
     fn record_writes(&mut self, samples: Looked<'_>) {
         let share = share_of(samples, |tally| tally.written);
-        self.written = match self.written() {
-            Some(before) => f32::midpoint(before, share),
-            None => share,
-        };
+        let before = self.written().unwrap_or(share);
+        self.written = Part::of(f32::midpoint(before, share));
+        // What is idle for a while is written no less when it is used again.
+        if let Some(share) = written_of_accessed(samples) {
+            let before = self.writing().unwrap_or(UNDECIDED);
+            self.writing = Part::of(f32::midpoint(before, share));
+        }
     }
+}
+
+/// Of samples that a scan saw accessed the share that was written in that epoch, if any was: each write in
+/// an epoch counts, as writes are told of all of it, but of pages that scans miss as well it says nothing.
+fn written_of_accessed(samples: Looked<'_>) -> Option<f32> {
+    let tallies = samples.tallies().iter().filter(|tally| tally.known > 0);
+    let used = tallies.filter(|tally| tally.accessed > 0);
+    let (all, such) = used.fold((0_u32, 0_u32), |(all, such), tally| {
+        (all + 1, such + u32::from(tally.written))
+    });
+    (all > 0).then(|| such as f32 / all as f32)
 }
 
 /// The share of samples for which something is true, of those that could tell.
@@ -118,5 +163,39 @@ mod tests {
             ..usual
         };
         assert_eq!(left(false, raised), 1);
+    }
+
+    #[test]
+    fn what_is_swept_is_written_as_ever_when_it_is_idle_for_a_while() {
+        let mut map = RegionMap::default();
+        let range = PageRange::new(VirtAddr(0), VirtAddr(2 * MIB)).unwrap();
+        map.sync(&[range], Bytes::from_mib(2));
+        let sample = Sample {
+            target: TargetId(1),
+            pid: Pid(1),
+            addr: VirtAddr(0),
+        };
+        let asked = Asked {
+            writes: true,
+            ..Asked::default()
+        };
+        let mut epoch = |accessed, written| {
+            let tally = Tally {
+                known: 3,
+                accessed,
+                written,
+                ..Tally::default()
+            };
+            map.record_of(&[(sample, tally)], asked);
+            let region = &map.regions()[0];
+            (region.written(), region.writing())
+        };
+        assert_eq!(epoch(0, false), (Some(0.0), None));
+        // Written outside of the scans.
+        assert_eq!(epoch(0, true), (Some(0.5), None));
+        assert_eq!(epoch(3, true), (Some(0.75), Some(0.75)));
+        assert_eq!(epoch(2, true), (Some(0.875), Some(0.875)));
+        assert_eq!(epoch(0, false), (Some(0.44), Some(0.875)));
+        assert_eq!(epoch(1, false), (Some(0.22), Some(0.44)));
     }
 }
