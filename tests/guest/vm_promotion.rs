@@ -120,6 +120,8 @@ fn follows(form: &Form) {
         }
         println!("{}: jump {jump}:\n{}", form.name, common::lines(course));
     }
+    // What is moved while the pages are looked at is counted when the next epoch ends.
+    daemon.epochs(1);
     let metrics = daemon.metrics();
     let demoted = metrics.value("hmkeeper_demoted_bytes_total", &[("target", "w")]);
     assert!(demoted > 0.0, "nothing was demoted:\n{}", metrics.0);

@@ -11,6 +11,9 @@ use hmkeeper::units::{PAGE_BYTES, PageRange, VirtAddr};
 
 use crate::common::{self, Site, Workload, in_guest, percent, seconds, target};
 
+/// What watching may cost: the default.
+const LIMIT: f64 = 0.05;
+
 /// Half of it is hot, in chunks; the first half is only read.
 fn workload(bytes: &str) -> Workload {
     let mut workload = Workload::start(&[
@@ -64,7 +67,8 @@ fn written_memory_is_told_from_read() {
     }
     let mut workload = workload("64MiB");
     let site = Site::new();
-    site.write_config_of(workload.pid(), "writes = true");
+    let limit = format!("writes = true\noverhead_limit = {LIMIT}");
+    site.write_config_of(workload.pid(), &limit);
     let recording = site.path("a.rec");
     let mut command = common::hmkeeper();
     command.args(["run", "--dry-run", "--config"]);
@@ -85,7 +89,7 @@ fn written_memory_is_told_from_read() {
         "watching and asking cost {} of the target's CPU time",
         percent(cost)
     );
-    assert!(cost < 0.05 * 1.25, "{}", percent(cost));
+    assert!(cost < LIMIT * 1.25, "{}", percent(cost));
     let written = target(&status, workload.pid()).expect("the target")["written_bytes"]
         .as_f64()
         .expect("what is written");
