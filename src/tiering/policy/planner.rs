@@ -1,6 +1,6 @@
 //! One plan of policy [`adaptive`](super::adaptive): exchanges of what is worth more for
 //! what is worth less, as long as they pay. What is cold, and left, gives back headroom
-//! ([`headroom`]). What is written leaves nodes that have no bandwidth left ([`relief`]).
+//! ([`headroom`]). What is written leaves nodes that answer late ([`relief`]).
 //!
 //! **Order.** What gains most first. For each, the fastest rank where there is room or where
 //! something is worth less; what gives way goes one rank down, before it. Where nothing is, page cache
