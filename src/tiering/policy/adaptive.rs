@@ -234,6 +234,7 @@ impl Adaptive {
         let seconds = (counted / HELD_UP).min(counted + free * (1.0 - HELD_UP));
         // `as` saturates.
         self.pays_for = Bytes((seconds / self.cost) as u64);
+        self.relief = self.relief.min(self.pays_for).max(first);
         self.budget = self.budget.min(self.pays_for).max(least);
     }
 
