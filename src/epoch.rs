@@ -27,7 +27,7 @@ use crate::tiering::pageout::PagedOut;
 use crate::tiering::plan::{MoveOutcome, Plan};
 use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, PauseReason};
-use crate::tiering::settings::{EngineSettings, LookRule, WindowRule};
+use crate::tiering::settings::{Asking, EngineSettings, LookRule, WindowRule};
 use crate::tiering::tier::TierTable;
 use crate::tiering::windows::{self, Lateness};
 use crate::units::{Bandwidth, Bytes, Nanos};
@@ -462,7 +462,7 @@ impl EpochLoop {
             self.cost.swept += sweep.range.pages();
         }
         self.cost.sweeping += self.ports.clock.thread_cpu_time().saturating_sub(before);
-        let nodes = self.ports.residency.nodes()?;
+        let nodes = self.ports.residency.nodes(self.engine.asks_nodes())?;
         let paging = self.look_at_paging(&targets);
         self.profiled(cpu);
         let last = self.clocks;
@@ -550,6 +550,9 @@ fn engine_settings(settings: &LoopSettings, ports: &Ports) -> EngineSettings {
         engine.profiling.looks = LookRule::Repeated;
         engine.profiling.windows = WindowRule::Equal;
     }
-    engine.profiling.writes &= ports.writes.is_some();
+    match &ports.writes {
+        Some(writes) => engine.profiling.write_fault = writes.fault(),
+        None => engine.profiling.writes = Asking::Never,
+    }
     engine
 }

@@ -290,16 +290,18 @@ pub struct Calibration {
 /// Tells pages that were written from others. The sampler says of each sample whether
 /// it was written since.
 pub trait WriteWatch {
-    /// Forgets what a process has written so far; `false` when it has ended.
+    /// Forgets what a process has written so far; `false` when it has ended, or may not be asked.
     fn forget(&mut self, pid: Pid) -> Result<bool, PortError>;
+    /// What the first write to a page takes a process after that.
+    fn fault(&self) -> Nanos;
 }
 
 /// Tells where pages are.
 pub trait Residency {
     /// Counts present pages per node. A vanished process has none.
     fn sweep(&mut self, sweep: Sweep) -> Result<RangeResidency, PortError>;
-    /// Memory per node now.
-    fn nodes(&mut self) -> Result<Vec<NodeUsage>, PortError>;
+    /// Memory per node now, and if asked for how late each answers.
+    fn nodes(&mut self, asks_latency: bool) -> Result<Vec<NodeUsage>, PortError>;
 }
 
 /// Tells which tiers there are.

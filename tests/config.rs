@@ -253,7 +253,7 @@ fn a_named_file_must_exist() {
 #[test]
 fn what_the_manual_says_needs_a_restart_is_named_at_a_reload() {
     let text = "[daemon]\nseed = 9\nstate_dir = \"/run/other\"\n\
-                [profiling]\nsampler = \"idle\"\nwrites = true\nlatency = true\n\
+                [profiling]\nsampler = \"idle\"\nwrites = true\n\
                 [metrics]\nlisten = \"off\"\n[control]\nsocket = \"off\"\n";
     let new = Config::parse(text, None).unwrap();
     let mut named = Config::default().restart_needed(&new);

@@ -285,7 +285,9 @@ fn main() {
     if args.iter().any(|arg| arg == "--test") {
         return;
     }
-    let nodes = SysResidency::new(&Root::host()).nodes().unwrap_or_default();
+    let nodes = SysResidency::new(&Root::host())
+        .nodes(false)
+        .unwrap_or_default();
     if !nodes.iter().any(|n| n.node == SLOW) {
         println!("skipped: this machine has no memory node {SLOW}");
         return;

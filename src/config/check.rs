@@ -171,11 +171,12 @@ fn profiling(
             )
             .unwrap_or(default.windows),
         writes: check
-            .boolean(raw.writes.as_ref(), "profiling.writes")
+            .asking(raw.writes.as_ref(), "profiling.writes")
             .unwrap_or(default.writes),
         latency: check
-            .boolean(raw.latency.as_ref(), "profiling.latency")
+            .asking(raw.latency.as_ref(), "profiling.latency")
             .unwrap_or(default.latency),
+        write_fault: default.write_fault,
         overhead_control: check
             .boolean(raw.overhead_control.as_ref(), "profiling.overhead_control")
             .unwrap_or(default.overhead_control),

@@ -8,6 +8,7 @@ use toml::Value;
 use super::fault::Fault;
 use super::raw::Entry;
 use super::value::{parse_bytes, parse_time, print_bytes, print_time};
+use crate::tiering::settings::Asking;
 use crate::units::{Bytes, Nanos, PAGE_BYTES};
 
 /// The largest page table entry that a region could begin with (1 GiB).
@@ -80,6 +81,22 @@ impl Checker {
         self.read(entry, key, "true or false", "write true or false", |v| {
             v.as_bool()
         })
+    }
+
+    pub(super) fn asking(&mut self, entry: Option<&Entry>, key: &str) -> Option<Asking> {
+        let what = "true, false or \"auto\"";
+        self.read(
+            entry,
+            key,
+            what,
+            "write true, false or \"auto\"",
+            |v| match v {
+                Value::Boolean(true) => Some(Asking::Always),
+                Value::Boolean(false) => Some(Asking::Never),
+                Value::String(text) if text == "auto" => Some(Asking::Auto),
+                _ => None,
+            },
+        )
     }
 
     pub(super) fn integer(

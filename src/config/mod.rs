@@ -267,10 +267,6 @@ impl Config {
                 "profiling.writes",
                 self.profiling.writes != new.profiling.writes,
             ),
-            (
-                "profiling.latency",
-                self.profiling.latency != new.profiling.latency,
-            ),
             ("metrics.listen", self.listen != new.listen),
             ("control.socket", self.socket != new.socket),
         ]
@@ -294,7 +290,6 @@ impl Config {
             ..new
         };
         config.profiling.writes = self.profiling.writes;
-        config.profiling.latency = self.profiling.latency;
         config
     }
 }

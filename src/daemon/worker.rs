@@ -17,12 +17,9 @@ use super::heart::Heart;
 use super::process::{self, NoTarget};
 use crate::config::Config;
 use crate::epoch::{EpochLoop, longest_migration};
-use crate::ports::{
-    AccessSampler, Ports, Residency, Selector, TargetEvent, TargetSpec, Topology, WriteWatch,
-};
+use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch};
 use crate::record::file::Writer;
 use crate::sys::clock::{SysClock, Waker};
-use crate::sys::latency::LatencyProbe;
 use crate::sys::mover::SysMover;
 use crate::sys::pager::SysPager;
 use crate::sys::residency::SysResidency;
@@ -33,6 +30,7 @@ use crate::sys::targets::SysTargets;
 use crate::sys::topology::SysTopology;
 use crate::telemetry::{Snapshot, log};
 use crate::tiering::report::PauseReason;
+use crate::tiering::settings::Asking;
 use crate::tiering::tier::TierTable;
 use crate::units::Pid;
 
@@ -168,25 +166,17 @@ pub(super) fn start(
     Ok((handle, has_ended))
 }
 
-/// Where pages are and, if asked for, how late nodes answer.
-fn residency(root: &Root, tiers: &TierTable, asks: bool) -> SysResidency {
-    let mut residency = SysResidency::new(root);
-    if !asks {
-        return residency;
-    }
-    match residency.nodes() {
-        Ok(usage) => residency.probing(LatencyProbe::new(tiers, &usage)),
-        Err(error) => {
-            warn!("nodes are not asked how late they answer: {error}");
-            residency
-        }
-    }
-}
-
 /// What targets write is good to know, but nothing depends on it.
-fn open_writes(root: &Root) -> Option<Box<dyn WriteWatch>> {
+fn open_writes(root: &Root, asking: Asking) -> Option<Box<dyn WriteWatch>> {
+    if asking == Asking::Never {
+        return None;
+    }
     match SoftDirty::open(root) {
         Ok(watch) => Some(Box::new(watch)),
+        Err(error) if asking == Asking::Auto => {
+            info!("what targets write is not asked: {error}");
+            None
+        }
         Err(error) => {
             warn!("profiling.writes has no effect: {error}");
             None
@@ -226,10 +216,8 @@ impl Worker {
         let ports = Ports {
             targets: Box::new(SysTargets::new(&root, &tiers)),
             sampler,
-            writes: (config.profiling.writes)
-                .then(|| open_writes(&root))
-                .flatten(),
-            residency: Box::new(residency(&root, &tiers, config.profiling.latency)),
+            writes: open_writes(&root, config.profiling.writes),
+            residency: Box::new(SysResidency::new(&root).probing(tiers.clone())),
             mover: Box::new(SysMover::new(&root).halted_by(Arc::clone(&halt))),
             pager: Some(Box::new(SysPager::new(&root, Arc::clone(&halt)))),
             clock: Box::new(clock),

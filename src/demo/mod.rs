@@ -100,7 +100,7 @@ enum Event {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let root = Root::host();
     let place = place::choose(&SysTopology::new(&root, None).read()?)?;
-    let usage = SysResidency::new(&root).nodes()?;
+    let usage = SysResidency::new(&root).nodes(false)?;
     let (events, incoming) = channel();
     let signals = events.clone();
     // A demo that is over has nobody to tell.

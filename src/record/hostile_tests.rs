@@ -8,7 +8,7 @@ use super::*;
 use crate::record::rates::Accesses;
 use crate::record::{Replay, compare, html, png, survey, svg};
 use crate::tiering::observation::{AccessSet, RangeResidency, Sample, TargetId, TargetMap};
-use crate::tiering::settings::{PageOutSettings, PolicyName, SplitRule};
+use crate::tiering::settings::{Asking, PageOutSettings, PolicyName, SplitRule};
 use crate::tiering::tier::{MemoryKind, Node, Source, Tier};
 use crate::units::{Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
@@ -507,7 +507,7 @@ proptest! {
         let mut settings = EngineSettings::default();
         settings.profiling.split = SplitRule::CHOICES[split].1;
         settings.profiling.initial_region = Bytes(1 << 30);
-        settings.profiling.writes = true;
+        settings.profiling.writes = Asking::Always;
         settings.page_out = Some(PageOutSettings::default());
         let mut frames = vec![started(settings)];
         for at in 0..3_usize {

@@ -55,6 +55,9 @@ impl Process {
     }
 }
 
+/// CPU time of asking one node how late it answers.
+const ASKING: Nanos = Nanos(100_000);
+
 /// The machine: nodes, processes, pages and the time.
 pub struct Machine {
     pub(super) now: Nanos,
@@ -382,10 +385,13 @@ impl Machine {
         Bytes::from_pages(self.room(node))
     }
 
-    /// Memory per node. Of a program it is known how late nodes answer, of what is touched at
+    /// Memory per node. Of a program it can be asked how late nodes answer, of what is touched at
     /// given rates not.
-    pub fn usage(&mut self) -> Vec<NodeUsage> {
-        let latencies = self.programs().next().map(Program::latencies);
+    pub fn usage(&mut self, asks_latency: bool) -> Vec<NodeUsage> {
+        let latencies = (self.programs().next().filter(|_| asks_latency)).map(Program::latencies);
+        if latencies.is_some() {
+            self.charge(Nanos(ASKING.0 * self.ids.len() as u64));
+        }
         let latency = |at: usize| {
             let &(now, idle) = latencies.as_ref()?.get(at)?;
             Some(ReadLatency {

@@ -56,7 +56,7 @@ fn folios(machine: &mut Machine) -> [u64; 2] {
         placed[node.0 as usize] += (run.end - run.start) / PAGES;
     }
     let used = machine
-        .usage()
+        .usage(false)
         .into_iter()
         .map(|usage| usage.total.saturating_sub(usage.free).0 / FOLIO);
     assert!(used.eq(placed), "{placed:?}");

@@ -11,6 +11,7 @@ use crate::tiering::observation::{
     AccessSet, NodeUsage, RangeResidency, Sample, Seen, Share, TargetKind, TargetMap,
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Sweep};
+use crate::tiering::writes::WRITE_FAULT;
 use crate::units::{Nanos, NodeId, Pid};
 
 /// All ports of one machine.
@@ -178,14 +179,18 @@ impl Residency for SimMemory {
         })
     }
 
-    fn nodes(&mut self) -> Result<Vec<NodeUsage>, PortError> {
-        Ok(self.0.borrow_mut().usage())
+    fn nodes(&mut self, asks_latency: bool) -> Result<Vec<NodeUsage>, PortError> {
+        Ok(self.0.borrow_mut().usage(asks_latency))
     }
 }
 
 impl WriteWatch for SimMemory {
     fn forget(&mut self, pid: Pid) -> Result<bool, PortError> {
         Ok(self.0.borrow_mut().forget_written(pid))
+    }
+
+    fn fault(&self) -> Nanos {
+        WRITE_FAULT
     }
 }
 

@@ -39,7 +39,7 @@ const READS: usize = 64;
 /// Turns whose mean may be idle.
 const BLOCK: u32 = 8;
 /// Of the buffer on each node.
-const SIZE: Bytes = Bytes::from_mib(8);
+const SIZE: Bytes = Bytes::from_mib(2);
 /// A node has to have so many times that free, or is not asked. Not beyond its reserve: where the
 /// page cache takes what is free, it never has more, and the kernel soon frees as much again.
 const FREE: u64 = 8;

@@ -10,6 +10,7 @@ use super::text;
 use crate::ports::{PortError, Residency};
 use crate::tiering::observation::{CacheUsage, NodeUsage, RangeResidency};
 use crate::tiering::plan::Sweep;
+use crate::tiering::tier::TierTable;
 use crate::units::{Bytes, NodeId, PAGE_BYTES};
 
 /// Residency as the kernel tells it.
@@ -17,6 +18,7 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES};
 pub struct SysResidency {
     root: Root,
     locator: Locator,
+    tiers: Option<TierTable>,
     probe: Option<LatencyProbe>,
 }
 
@@ -26,14 +28,15 @@ impl SysResidency {
         Self {
             root: root.clone(),
             locator: Locator::new(root),
+            tiers: None,
             probe: None,
         }
     }
 
-    /// Asks the nodes how late they answer, too.
+    /// Can ask these nodes how late they answer, too. Takes memory for that when it is asked first.
     #[must_use]
-    pub fn probing(mut self, probe: LatencyProbe) -> Self {
-        self.probe = Some(probe);
+    pub fn probing(mut self, tiers: TierTable) -> Self {
+        self.tiers = Some(tiers);
         self
     }
 }
@@ -56,13 +59,19 @@ impl Residency for SysResidency {
         })
     }
 
-    fn nodes(&mut self) -> Result<Vec<NodeUsage>, PortError> {
+    fn nodes(&mut self, asks_latency: bool) -> Result<Vec<NodeUsage>, PortError> {
         let mut usage = usage(&self.root)?;
         for usage in &mut usage {
             usage.cache = usage.cache.filter(|_| is_there(&self.root, usage.node));
         }
-        if let Some(probe) = &mut self.probe {
+        let tiers = self.tiers.as_ref().filter(|_| asks_latency);
+        if let Some(tiers) = tiers {
+            let probe = self
+                .probe
+                .get_or_insert_with(|| LatencyProbe::new(tiers, &usage));
             probe.ask(&mut usage);
+        } else {
+            self.probe = None;
         }
         Ok(usage)
     }

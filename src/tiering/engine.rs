@@ -33,6 +33,7 @@ use super::windows::{self, Coverage, Rates, Span};
 use crate::units::{Bytes, Nanos};
 
 mod accesses;
+mod asking;
 mod deciding;
 mod machine;
 mod outcome;
@@ -215,7 +216,7 @@ impl Engine {
         self.targets
             .retain(|id, _| seen.targets.iter().any(|t| t.id == *id));
         self.record(seen);
-        self.machine.follow(seen, self.settings.profiling.latency);
+        self.machine.follow(seen, self.asks_nodes());
         let elapsed = self
             .at
             .map_or(seen.cost.elapsed, |at| seen.at.saturating_sub(at));
@@ -263,7 +264,7 @@ impl Engine {
             };
             allotted.samples.max(of_a_scan)
         };
-        let forget = self.forget_next(seen, &told, allotted.interval);
+        let forget = self.ask_next(seen, &told, &moves, allotted.interval);
         let ratios = Ratios {
             accesses,
             surveys,
@@ -331,7 +332,8 @@ impl Engine {
         tracked.learn_reach(mine.len() as u64, profiling.scans);
         let adapted = tracked.adapt(mine, profiling.scans, thresholds);
         let forgotten = seen.forgotten.iter().find(|f| f.target == target.id);
-        let forgotten = forgotten.filter(|_| profiling.writes);
+        let asks = self.policy.asks(profiling.writes);
+        let forgotten = forgotten.filter(|_| asks);
         if let Some(forgotten) = forgotten {
             tracked
                 .savings
@@ -350,7 +352,7 @@ impl Engine {
             scans: profiling.scans,
             epoch: self.epoch,
         });
-        tracked.record(mine, asked, profiling.writes, |region, mine| {
+        tracked.record(mine, asked, asks, |region, mine| {
             tracing.add(region, mine);
         });
         let time = Time { cpu: busy, elapsed };
@@ -359,6 +361,7 @@ impl Engine {
         let again = Again {
             accessed: totals.looks,
             written: forgotten.and(tracked.extent.written).unwrap_or(0),
+            write_fault: profiling.write_fault,
             moved: 0,
         };
 
@@ -453,6 +456,7 @@ impl Engine {
         let again = Again {
             accessed: told.iter().map(|t| t.again.accessed).sum::<u64>() + seen.cost.set_again,
             written: told.iter().map(|t| t.again.written).sum(),
+            write_fault: profiling.write_fault,
             moved: 0,
         };
         self.governor.learn(&seen.cost, again, terms);

@@ -35,7 +35,6 @@
 //! whatever the targets use.
 
 use super::observation::EpochCost;
-use super::writes::WRITE_FAULT;
 use crate::units::Nanos;
 
 /// CPUs that an idle target counts as using.
@@ -93,6 +92,8 @@ pub struct Again {
     pub moved: u64,
     /// Page table entries made writable.
     pub written: u64,
+    /// What each of these faults takes.
+    pub write_fault: Nanos,
 }
 
 impl Again {
@@ -101,7 +102,7 @@ impl Again {
         let cost = |count: u64, each: Nanos| Nanos(count.saturating_mul(each.0));
         cost(self.accessed, BIT_SET_AGAIN)
             + cost(self.moved, PAGE_MOVED)
-            + cost(self.written, WRITE_FAULT)
+            + cost(self.written, self.write_fault)
     }
 }
 

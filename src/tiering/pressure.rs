@@ -25,38 +25,69 @@ const CALM: f64 = 1.5;
 /// The same where little is lost by a mistake. Nodes that nobody uses answer up to 1.05 times as late.
 const ON_TIME: f64 = 1.1;
 
+/// Epochs in a row after which who answers a little late is so for a while.
+const LASTS: u32 = 4;
+/// As many are remembered at most.
+const LONGEST: u32 = 16;
+
 /// See the module.
 #[derive(Clone, Debug, Default)]
-pub struct Pressure(Vec<(NodeId, f64)>);
+pub struct Pressure(Vec<Answers>);
+
+#[derive(Clone, Copy, Debug)]
+struct Answers {
+    node: NodeId,
+    /// How many times as late as when idle, smoothed.
+    ratio: f64,
+    /// Epochs in which it was a little late beyond those in which it was not, of late.
+    late_for: u32,
+}
 
 impl Pressure {
     /// What probes measured in the epoch that ends.
     pub fn follow(&mut self, nodes: &[NodeUsage]) {
-        self.0
-            .retain(|(node, _)| nodes.iter().any(|u| u.node == *node));
+        self.0.retain(|a| nodes.iter().any(|u| u.node == a.node));
         for usage in nodes {
             // Whom nobody can ask any more is forgotten bit by bit.
             let now = usage.latency.map_or(1.0, |latency| {
                 latency.now.0.max(1) as f64 / latency.idle.0.max(1) as f64
             });
-            match self.0.iter_mut().find(|(node, _)| *node == usage.node) {
-                Some((_, smooth)) => *smooth += WEIGHT * (now - *smooth),
-                None => self.0.push((usage.node, 1.0 + WEIGHT * (now - 1.0))),
-            }
+            let at = self.0.iter().position(|a| a.node == usage.node);
+            let at = at.unwrap_or_else(|| {
+                self.0.push(Answers {
+                    node: usage.node,
+                    ratio: 1.0,
+                    late_for: 0,
+                });
+                self.0.len() - 1
+            });
+            let answers = &mut self.0[at];
+            answers.ratio += WEIGHT * (now - answers.ratio);
+            answers.late_for = if answers.ratio > ON_TIME {
+                (answers.late_for + 1).min(LONGEST)
+            } else {
+                answers.late_for.saturating_sub(1)
+            };
         }
     }
 
     /// Those that answer later than when idle, and how many times as late.
     pub fn loaded(&self) -> Vec<(NodeId, f64)> {
-        let factor = |&(node, ratio): &(NodeId, f64)| (node, 1.0 + (ratio - CALM).max(0.0));
+        let factor = |a: &Answers| (a.node, 1.0 + (a.ratio - CALM).max(0.0));
         let all = self.0.iter().map(factor);
         all.filter(|&(_, factor)| factor > 1.0).collect()
     }
 
     /// Those that answer a little later than when idle as well, and how many times as late.
     pub fn late(&self) -> Vec<(NodeId, f64)> {
-        let all = self.0.iter().copied();
-        all.filter(|&(_, ratio)| ratio > ON_TIME).collect()
+        let late = self.0.iter().filter(|a| a.ratio > ON_TIME);
+        late.map(|a| (a.node, a.ratio)).collect()
+    }
+
+    /// Those that have answered a little late for a while.
+    pub fn lasting(&self) -> Vec<NodeId> {
+        let lasting = self.0.iter().filter(|a| a.late_for >= LASTS);
+        lasting.map(|a| a.node).collect()
     }
 }
 

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::writes::WRITE_FAULT;
 use crate::units::{Bandwidth, Bytes, HUGE_PAGE_BYTES, Nanos};
 
 /// Where a region is split whose samples contradict each other.
@@ -86,6 +87,18 @@ impl WindowRule {
         [("equal", Self::Equal), ("tapered", Self::Tapered)];
 }
 
+/// Whether to ask for something that is not free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Asking {
+    /// Never.
+    Never,
+    /// Where the policy weighs it, and as far as it is likely to gain by it.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+}
+
 /// How memory is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProfilingSettings {
@@ -117,10 +130,12 @@ pub struct ProfilingSettings {
     /// How long each scan waits.
     pub windows: WindowRule,
     /// Whether to learn what targets write ([`writes`](super::writes)).
-    pub writes: bool,
+    pub writes: Asking,
+    /// What a page's first write after it was asked for costs the target.
+    pub write_fault: Nanos,
     /// Whether to reckon with how late nodes answer under load
     /// ([`pressure`](super::pressure)).
-    pub latency: bool,
+    pub latency: Asking,
     /// Whether samples, and with them regions, are held to the overhead limit;
     /// if not, each region has its sample, nothing merges and, by halves, every
     /// contradiction splits (the ablation of HM-Keeper §1.6: τ1 = τ2 = 0, no
@@ -160,8 +175,9 @@ impl Default for ProfilingSettings {
             placement: Placement::default(),
             looks: LookRule::default(),
             windows: WindowRule::default(),
-            writes: false,
-            latency: false,
+            writes: Asking::Auto,
+            write_fault: WRITE_FAULT,
+            latency: Asking::Auto,
             overhead_control: true,
         }
     }

@@ -25,12 +25,17 @@ use crate::units::Nanos;
 pub const SHARE: f64 = 0.1;
 /// The longest that a fault of a target may have to wait for us.
 pub const LONGEST_WALK: Nanos = Nanos::from_millis(10);
-/// What a page's first write after the walk costs the target.
+/// What a page's first write after the walk costs the target, where nobody measured it.
 pub const WRITE_FAULT: Nanos = Nanos(1_000);
 /// Cost of a walk per entry of the page tables until it is measured.
 const FIRST_GUESS: f64 = 20.0;
 /// What is kept in each epoch of how much slower a walk was that is not begun again for that.
 const FADES: f64 = 0.99;
+
+/// Whoever was asked so often in vain is let alone for so many epochs, twice as many each time, at most so many.
+const IN_VAIN: u32 = 16;
+const RESTS: u64 = 64;
+const RESTS_MOST: u64 = 1024;
 
 /// What a walk has to look at, and what came of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,8 +61,9 @@ impl Savings {
     }
 
     /// Saves a part of `allowance`, what watching the target may cost in an epoch;
-    /// tells whether to ask about the next one, and pays for it if so.
-    pub fn is_due(&mut self, allowance: Nanos, extent: Extent) -> bool {
+    /// tells whether to ask about the next one, and pays for it if so. `fault` is what a page's
+    /// first write then costs.
+    pub fn is_due(&mut self, allowance: Nanos, extent: Extent, fault: Nanos) -> bool {
         let walk = self.per_entry.unwrap_or(FIRST_GUESS) * extent.entries as f64;
         if extent.entries == 0 || walk > LONGEST_WALK.0 as f64 {
             self.saved = 0.0;
@@ -70,13 +76,54 @@ impl Savings {
             return false;
         }
         let written = extent.written.unwrap_or(extent.entries);
-        let cost = walk + (WRITE_FAULT.0 * written) as f64;
+        let cost = walk + fault.0.saturating_mul(written) as f64;
         self.saved += allowance.0 as f64 * SHARE;
         if self.saved < cost {
             return false;
         }
         self.saved = 0.0;
         true
+    }
+}
+
+/// Whether it is of use to ask one target, where that is left to us: asked for some epochs and nothing done
+/// about it, it is let alone for longer each time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// How often it was asked since anything was done about it.
+    asked: u32,
+    /// Epochs for which it is let alone now, and the next time.
+    rests: u64,
+    next: u64,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            asked: 0,
+            rests: 0,
+            next: RESTS,
+        }
+    }
+}
+
+impl Patience {
+    /// An epoch is over, of which something `was_of_use` or not: whether it may be asked about the next one.
+    pub fn lasts(&mut self, was_of_use: bool) -> bool {
+        if was_of_use {
+            *self = Self::default();
+        }
+        self.rests = self.rests.saturating_sub(1);
+        self.rests == 0
+    }
+
+    /// It is asked.
+    pub fn asks(&mut self) {
+        self.asked += 1;
+        if self.asked >= IN_VAIN {
+            (self.asked, self.rests) = (0, self.next);
+            self.next = (2 * self.next).min(RESTS_MOST);
+        }
     }
 }
 
@@ -96,7 +143,7 @@ mod tests {
         // A walk of 0.33 ms and a thousand faults, of 0.5 ms an epoch.
         let allowance = Nanos::from_millis(5);
         let asked = (0..300)
-            .filter(|_| savings.is_due(allowance, SMALL))
+            .filter(|_| savings.is_due(allowance, SMALL, WRITE_FAULT))
             .count();
         assert_eq!(asked, 100);
     }
@@ -107,7 +154,7 @@ mod tests {
         // 60 ms, and 0.3 as it is guessed.
         savings.learn(Nanos::from_millis(60), SMALL.entries);
         let allowance = Nanos::from_millis(50);
-        let first = (0..1000).find(|_| savings.is_due(allowance, SMALL));
+        let first = (0..1000).find(|_| savings.is_due(allowance, SMALL, WRITE_FAULT));
         assert!(
             first.is_some_and(|at| (150..250).contains(&at)),
             "{first:?}"
@@ -122,7 +169,9 @@ mod tests {
             ..SMALL
         };
         let allowance = Nanos::from_millis(50);
-        let first = (0..100).find(|_| savings.is_due(allowance, new)).unwrap();
+        let first = (0..100)
+            .find(|_| savings.is_due(allowance, new, WRITE_FAULT))
+            .unwrap();
         // 16.4 ms of faults and 0.3 ms of a walk, of 5 ms an epoch.
         assert_eq!(first, 3);
     }
@@ -134,10 +183,35 @@ mod tests {
             entries: 1 << 20,
             written: Some(0),
         };
-        assert!((0..1000).all(|_| !savings.is_due(Nanos::from_secs(1), large)));
+        assert!((0..1000).all(|_| !savings.is_due(Nanos::from_secs(1), large, WRITE_FAULT)));
         // One that was quicker than thought is.
         savings.learn(Nanos::from_millis(2), 1 << 19);
-        assert!(savings.is_due(Nanos::from_secs(1), large));
-        assert!(!savings.is_due(Nanos::from_secs(1), Extent::default()));
+        assert!(savings.is_due(Nanos::from_secs(1), large, WRITE_FAULT));
+        assert!(!savings.is_due(Nanos::from_secs(1), Extent::default(), WRITE_FAULT));
+    }
+
+    /// In which of so many epochs it is asked, if nothing else stands against it.
+    fn asked_in(epochs: u64, is_of_use: impl Fn(u64) -> bool) -> Vec<u64> {
+        let mut patience = Patience::default();
+        let is_asked = |&epoch: &u64| {
+            let asks = patience.lasts(is_of_use(epoch));
+            if asks {
+                patience.asks();
+            }
+            asks
+        };
+        (0..epochs).filter(is_asked).collect()
+    }
+
+    #[test]
+    fn who_is_asked_in_vain_is_let_alone_for_longer_each_time() {
+        let asked = asked_in(1100, |_| false);
+        let gaps = asked.windows(2).map(|two| two[1] - two[0]);
+        let gaps: Vec<u64> = gaps.filter(|&gap| gap > 1).collect();
+        assert_eq!(gaps, [64, 128, 256, 512]);
+        assert_eq!(asked.len(), 5 * IN_VAIN as usize);
+        // As long as something comes of it at times it is asked on.
+        let asked = asked_in(1000, |epoch| epoch % u64::from(IN_VAIN) == 3);
+        assert_eq!(asked.len(), 1000);
     }
 }

@@ -26,7 +26,7 @@ use crate::tierlat::{ALONE, BUFFER, Lines, Preset, charged, median, on_cpu, with
 fn probe() -> Option<(LatencyProbe, Vec<NodeUsage>)> {
     let root = Root::host();
     let tiers = SysTopology::new(&root, None).read().unwrap();
-    let usage = SysResidency::new(&root).nodes().unwrap();
+    let usage = SysResidency::new(&root).nodes(false).unwrap();
     if usage.len() < 2 {
         eprintln!("skipped: one memory node");
         return None;

@@ -154,7 +154,7 @@ fn a_full_destination_is_data_and_keeps_its_reserve() {
     let others = nodes.iter().filter(|n| n.node != to);
     let from = others.max_by_key(|n| n.free).unwrap().node;
     let usage = |node| {
-        let all = SysResidency::new(&Root::host()).nodes().unwrap();
+        let all = SysResidency::new(&Root::host()).nodes(false).unwrap();
         *all.iter().find(|n| n.node == node).unwrap()
     };
     // What the kernel frees of the page cache meanwhile would be room as well.

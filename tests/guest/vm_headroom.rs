@@ -22,7 +22,7 @@ const BURST: Bytes = Bytes::from_mib(160);
 const HEADROOM: f64 = 0.3;
 
 fn usage() -> NodeUsage {
-    let nodes = SysResidency::new(&Root::host()).nodes();
+    let nodes = SysResidency::new(&Root::host()).nodes(false);
     let mut nodes = nodes.expect("the nodes' memory").into_iter();
     nodes.find(|u| u.node == NodeId(0)).expect("node 0")
 }

@@ -81,7 +81,7 @@ impl Drop for Disk {
 }
 
 fn usage() -> NodeUsage {
-    let nodes = SysResidency::new(&Root::host()).nodes();
+    let nodes = SysResidency::new(&Root::host()).nodes(false);
     let mut nodes = nodes.expect("the nodes' memory").into_iter();
     nodes.find(|u| u.node == NodeId(0)).expect("node 0")
 }

@@ -135,14 +135,14 @@ fn written_memory_is_told_from_read() {
 }
 
 #[test]
-fn unless_asked_for_the_kernels_marks_stay() {
+fn unless_it_is_to_be_asked_the_kernels_marks_stay() {
     if !in_guest() {
         return;
     }
     let workload = workload("16MiB");
     let (read, _) = halves(workload.range);
     let site = Site::new();
-    site.write_config_of(workload.pid(), "");
+    site.write_config_of(workload.pid(), "writes = false");
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());
     let status = daemon.epochs(4);

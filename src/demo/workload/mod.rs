@@ -26,7 +26,7 @@ use self::churn::Churn;
 use self::hotset::{Chooser, Class, ClassSpec, Layout};
 use self::lines::{ByNode, ClassLine, Line};
 use self::memory::{Census, Memory};
-use self::workers::{Phase, Shared, Stray};
+use self::workers::{LINES_PER_PAGE, Phase, Shared, Stray};
 use super::size::parse_bytes;
 use crate::sys::numa::{self, Buffer, HugePages, WORDS_PER_PAGE};
 use crate::sys::process::pin_thread;
@@ -86,10 +86,15 @@ pub struct Args {
     /// which each of its pages is touched once (0: swept all the time).
     #[arg(long = "class", value_name = "SHARE:SECONDS", value_parser = parse_class)]
     pub classes: Vec<(f64, f64)>,
-    /// From the first so much of the buffer `hot` and `classes` only read; of the rest every
-    /// fourth access writes.
+    /// From the first so much of the buffer `hot` and `classes` only read.
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     pub read_only: f64,
+    /// Of the rest one in so many accesses writes.
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    pub write_one_in: u64,
+    /// Cache lines of a page that each access goes through, one after the other.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub lines: u64,
     /// Share of accesses that go anywhere in the buffer, at most.
     #[arg(long, default_value_t = 0.03)]
     pub stray: f64,
@@ -181,6 +186,15 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         (0.0..=1.0).contains(&args.read_only),
         "--read-only {}: a share, 0 to 1",
         args.read_only
+    );
+    ensure!(
+        (1..=LINES_PER_PAGE).contains(&args.lines),
+        "--lines {}: 1 to {LINES_PER_PAGE}, as many as a page has",
+        args.lines
+    );
+    ensure!(
+        args.write_one_in > 0,
+        "--write-one-in 0: at least 1, with which all write"
     );
     if !args.cpus.is_empty() {
         pin_thread(&args.cpus).with_context(|| format!("cannot run on CPUs {:?}", args.cpus))?;
@@ -316,6 +330,8 @@ impl Driver {
         }
         let mut shared = Shared::new(memory, seed, args.threads, verify);
         shared.only_read_below(args.read_only);
+        shared.go_through(args.lines);
+        shared.write_one_in(args.write_one_in);
         let shared = Arc::new(shared);
         let threads = (0..args.threads)
             .map(|index| {

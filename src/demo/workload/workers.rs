@@ -17,6 +17,8 @@ const BATCH: usize = 1024;
 const VERIFY_BATCH: usize = 16;
 /// Words in a cache line of 64 bytes.
 const LINE_WORDS: u64 = 8;
+/// Cache lines of a page.
+pub(super) const LINES_PER_PAGE: u64 = WORDS_PER_PAGE as u64 / LINE_WORDS;
 /// Mismatches that are reported one by one.
 const REPORTED: u64 = 10;
 /// How often a thread that has nothing to touch looks for a new phase.
@@ -64,6 +66,9 @@ pub(super) struct Shared {
     threads: usize,
     /// Pages before this one are only read.
     read_only: usize,
+    /// Lines of each access, and one in how many of them writes.
+    lines: u64,
+    write_one_in: u64,
     phase: Mutex<Phase>,
     generation: AtomicU32,
     stop: AtomicBool,
@@ -102,6 +107,16 @@ impl Shared {
         self.read_only = (self.memory.buffer().page_count() as f64 * share) as usize;
     }
 
+    /// From here on each access goes through so many lines of its page, 1 to [`LINES_PER_PAGE`].
+    pub(super) fn go_through(&mut self, lines: u64) {
+        self.lines = lines;
+    }
+
+    /// From here on one in so many accesses, at least 1, writes.
+    pub(super) fn write_one_in(&mut self, count: u64) {
+        self.write_one_in = count;
+    }
+
     pub(super) fn new(memory: Memory, seed: u64, threads: usize, verify: bool) -> Self {
         let versions = if verify {
             memory.buffer().page_count()
@@ -113,6 +128,8 @@ impl Shared {
             seed,
             threads,
             read_only: 0,
+            lines: 1,
+            write_one_in: 4,
             phase: Mutex::default(),
             generation: AtomicU32::new(0),
             stop: AtomicBool::new(false),
@@ -218,18 +235,22 @@ impl Turn<'_> {
         self.shared.generation.load(Ordering::Acquire) == generation
     }
 
-    /// One cache line of the page, read, or in one case of four written.
+    /// Some cache lines of the page, read or written.
     #[inline]
     fn visit(&mut self, page: usize) {
         let draw = self.random.next();
-        let line = draw % (WORDS_PER_PAGE as u64 / LINE_WORDS) * LINE_WORDS;
-        let words = self.shared.memory.buffer().words();
-        let is_written = page >= self.shared.read_only && (draw >> 32).is_multiple_of(4);
-        let word = &words[page * WORDS_PER_PAGE + usize::try_from(line).unwrap_or(0)];
-        if is_written {
-            word.store(draw, Ordering::Relaxed);
-        } else {
-            black_box(word.load(Ordering::Relaxed));
+        let first = draw % (LINES_PER_PAGE + 1 - self.shared.lines);
+        let page_at = page * WORDS_PER_PAGE;
+        let words = &self.shared.memory.buffer().words()[page_at..page_at + WORDS_PER_PAGE];
+        let is_written =
+            page >= self.shared.read_only && (draw >> 32).is_multiple_of(self.shared.write_one_in);
+        for line in first..first + self.shared.lines {
+            let word = &words[usize::try_from(line * LINE_WORDS).unwrap_or(0)];
+            if is_written {
+                word.store(draw, Ordering::Relaxed);
+            } else {
+                black_box(word.load(Ordering::Relaxed));
+            }
         }
         self.local[self.shared.memory.counter(page)] += 1;
     }

@@ -1,4 +1,4 @@
-//! What the policy is shown and asked, and who is asked what it writes.
+//! What the policy is shown and asked.
 
 use super::survey::Survey;
 use super::{BLIND_EPOCHS, Engine, Told};
@@ -7,8 +7,9 @@ use crate::tiering::page_cache;
 use crate::tiering::plan::{Move, PageCounts, Reason, Reclaim};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
 use crate::tiering::report::PauseReason;
+use crate::tiering::settings::Asking;
 use crate::tiering::tier::TierView;
-use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
+use crate::units::{Bytes, Nanos, NodeId, TierId};
 
 /// Less than one in so many bytes of a node's headroom are not missed.
 const NOTICED: u64 = 8;
@@ -68,7 +69,10 @@ impl Engine {
             room: self.room(&seen.nodes),
             lacking: self.lacking(&seen.nodes),
             cache: self.cache(&seen.nodes),
-            loaded: self.machine.pressure.loaded(),
+            loaded: match self.settings.profiling.latency {
+                Asking::Always => self.machine.pressure.loaded(),
+                Asking::Auto | Asking::Never => Vec::new(),
+            },
             late: self.machine.pressure.late(),
             interval,
             spare: self.machine.spare.share(),
@@ -85,31 +89,6 @@ impl Engine {
     /// See [`Policy::take_hint_faults`](crate::tiering::policy::Policy::take_hint_faults).
     pub fn take_hint_faults(&mut self) -> f64 {
         self.policy.take_hint_faults()
-    }
-
-    /// Whom to ask what it writes in the next epoch.
-    pub(super) fn forget_next(
-        &mut self,
-        seen: &Observation,
-        told: &[Told],
-        interval: Nanos,
-    ) -> Vec<(TargetId, Pid)> {
-        let profiling = &self.settings.profiling;
-        let mut forget = Vec::new();
-        if !profiling.writes {
-            return forget;
-        }
-        for (target, told) in seen.targets.iter().zip(told) {
-            let cpus = told.weight() * profiling.overhead_limit;
-            let allowance = Nanos::from_secs_f64(cpus * interval.as_secs_f64());
-            if let Some(tracked) = self.targets.get_mut(&target.id)
-                && tracked.is_counted()
-                && tracked.savings.is_due(allowance, tracked.extent)
-            {
-                forget.push((target.id, target.pid));
-            }
-        }
-        forget
     }
 
     /// Bytes that can be filled on each node before the kernel's watermarks,

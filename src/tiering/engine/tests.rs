@@ -1,6 +1,6 @@
 use super::*;
 use crate::tiering::observation::{
-    AccessSet, EpochCost, Forgotten, NodeUsage, RangeResidency, Seen, Share, TargetKind,
+    AccessSet, EpochCost, NodeUsage, RangeResidency, Seen, Share, TargetKind,
 };
 use crate::tiering::pageout::Paging;
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
@@ -563,37 +563,4 @@ fn a_terabyte_begins_with_as_many_regions_as_there_are_samples_for() {
     // As the paper has it, and where there are enough samples: 2 MiB.
     assert_eq!(first(SplitRule::Halves, 1536 << 30), 786_432);
     assert_eq!(first(SplitRule::Edges, 1 << 30), 512);
-}
-
-#[test]
-fn what_is_written_is_asked_when_it_is_paid_for_and_told() {
-    let run = |writes| {
-        let mut settings = EngineSettings::default();
-        settings.profiling.writes = writes;
-        let mut engine = Engine::new(settings, tiers(None), 1);
-        let mut plan = engine.step(&observation(10, Vec::new(), 0));
-        let mut asked = 0;
-        for second in (20..200).step_by(10) {
-            let mut seen = observation(second, plan.samples.clone(), 8 * MIB);
-            seen.residency = slow(&plan);
-            for i in 0..seen.accesses.samples().len() {
-                if seen.accesses.samples()[i].addr.0 < 2 * MIB {
-                    seen.accesses.note_written(i);
-                }
-            }
-            asked += plan.forget.len();
-            seen.forgotten = (plan.forget.iter())
-                .map(|&(target, _)| Forgotten {
-                    target,
-                    took: Nanos::from_millis(1),
-                })
-                .collect();
-            plan = engine.step(&seen);
-        }
-        (asked, plan.report.targets[0].written)
-    };
-    assert_eq!(run(false), (0, None));
-    let (asked, written) = run(true);
-    assert!(asked > 2, "{asked}");
-    assert_eq!(written, Some(Bytes(2 * MIB)));
 }

@@ -8,7 +8,7 @@ use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
 use crate::tiering::region::{Adapted, Alike, Asked, Region, RegionMap, Thresholds};
 use crate::tiering::sampling;
-use crate::tiering::writes::{Extent, Savings};
+use crate::tiering::writes::{Extent, Patience, Savings};
 use crate::units::{HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
 /// Weight of the newest epoch in where a target's CPUs are.
@@ -49,6 +49,7 @@ pub(super) struct Tracked {
     /// What asking for its writes has to look at, and what is saved up for that.
     pub(super) extent: Extent,
     pub(super) savings: Savings,
+    pub(super) patience: Patience,
     /// How alike pages of its regions are.
     pub(super) alike: Alike,
     /// What of it came back from swap.
@@ -77,6 +78,7 @@ impl Default for Tracked {
             has_derived: false,
             extent: Extent::default(),
             savings: Savings::default(),
+            patience: Patience::default(),
             alike: Alike::default(),
             returns: Returns::default(),
             latest: Latest::default(),
@@ -218,6 +220,12 @@ impl Tracked {
     /// its page tables takes.
     pub(super) fn is_counted(&self) -> bool {
         self.unknown <= self.present / UNKNOWN
+    }
+
+    /// Whether any of it lies on one of these nodes.
+    pub(super) fn has_on(&self, nodes: &[NodeId]) -> bool {
+        let mut regions = self.map.regions().iter();
+        !nodes.is_empty() && regions.any(|r| nodes.iter().any(|&node| r.pages().on(node) > 0))
     }
 
     /// Its part in what may be counted: above all what never was.

@@ -26,8 +26,8 @@
 //! no exchange: it promises nothing, and nothing is learnt from it but what moving costs.
 //!
 //! How much is moved per epoch begins with `first_bytes`. It grows when all of it was moved
-//! and what two plans promised was still there an epoch later, is halved where it was not,
-//! and stays below what there is time for and what `moving_limit` of the targets' CPU time
+//! and what two plans promised was still there an epoch later, is halved where it was not for what
+//! seemed hot had cooled down (what gave way may become hot by chance, as part of a sweep), and stays below what there is time for and what `moving_limit` of the targets' CPU time
 //! pays. Where nothing pays it stays as it is, and nothing is moved: what changes then is
 //! followed at once.
 //!
@@ -73,12 +73,14 @@ const HELD_UP: f64 = 0.125;
 /// The budget grows so many times at once: from what tries a machine out to all that there is
 /// time for in two or three epochs that lasted.
 const GROWS: u64 = 8;
-/// It shrinks when less was left of what one of the last two plans promised.
+/// It shrinks when less was left of what one of the last two plans promised, and what seemed hot has cooled down.
 const DISAPPOINTS: f64 = 0.3;
-/// Epochs become long when no more than this was left of what one of the last two plans promised,
-/// and short again when of both at least that was.
+/// Epochs become long when no more than this was left of what one of the last two plans promised, and less
+/// than [`COOLS`] of what seemed hot, and short again when of both at least [`STAYS`] of what they promised was.
 const GONE: f64 = 0.0;
 const STAYS: f64 = 0.2;
+/// What seemed hot has cooled down when less is left of it.
+const COOLS: f64 = 0.5;
 /// As well while less than this share of what is to be gained is by exchanges of what is clearly
 /// hotter: of what is a little hotter a short epoch tells too little.
 const CLEAR: f64 = 0.5;
@@ -199,7 +201,8 @@ impl Adaptive {
         let enough = if self.budget < first { 0.2 } else { 0.5 };
         let told = self.lasting.told(view.epoch);
         // What was looked up long ago is no reason to go on halving.
-        let disappoints = told.is_some_and(|told| told.is_new && told.left < DISAPPOINTS);
+        let disappoints =
+            told.is_some_and(|told| told.is_new && told.left < DISAPPOINTS && told.hot < COOLS);
         let (left, asked) = (told.map_or(0.0, |told| told.left), self.asked.0);
         if !self.asked.is_zero() && disappoints {
             self.budget = Bytes(self.budget.0 / 2).max(first.min(self.budget));
@@ -223,7 +226,7 @@ impl Adaptive {
         // How late nodes answer is smoothed over epochs: steps must not be quicker than that.
         self.is_loaded = !view.loaded.is_empty() || !self.relieves.is_zero();
         self.is_quick = match told {
-            Some(told) if told.left <= GONE => false,
+            Some(told) if told.left <= GONE && told.hot < COOLS => false,
             Some(told) if told.left >= STAYS => true,
             _ => self.is_quick,
         };
@@ -255,6 +258,10 @@ impl Policy for Adaptive {
     #[allow(clippy::cast_possible_truncation)]
     fn ema(&self) -> f32 {
         self.settings.ema as f32
+    }
+
+    fn weighs_load(&self) -> bool {
+        true
     }
 
     fn holds_back(&self) -> Option<PauseReason> {

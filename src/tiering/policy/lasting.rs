@@ -77,7 +77,8 @@ pub(super) struct Trade {
     pub(super) cold: Option<(TargetId, VirtAddr)>,
     /// Bytes of the plan that it stands for.
     pub(super) bytes: f64,
-    /// By how much the one is worth more than the other.
+    /// What the one is worth, and by how much more than the other.
+    pub(super) worth: f64,
     pub(super) promised: f64,
     /// How much hotter it is.
     pub(super) margin: Margin,
@@ -103,6 +104,8 @@ pub(super) struct Plan {
 pub(super) struct Told {
     /// What was left of what was promised, as a share of it.
     pub(super) left: f64,
+    /// The same of what seemed hot, whatever became of what gave way.
+    pub(super) hot: f64,
     /// Looked up just now, or an epoch ago.
     pub(super) is_new: bool,
 }
@@ -178,7 +181,7 @@ pub(super) struct Lasting {
     curves: HashMap<TargetId, Curves>,
     /// When the last telling plans were looked up an epoch later, and what was left of what
     /// they promised of the targets of which they moved something; the newest first.
-    told: [Option<(u64, f64)>; 2],
+    told: [Option<(u64, f64, f64)>; 2],
 }
 
 /// One for each margin.
@@ -227,6 +230,7 @@ impl Lasting {
             let mut sums: HashMap<Kind, (f64, f64)> = HashMap::new();
             // Of the targets of which it moved something.
             let mut made = (0.0, 0.0);
+            let mut stayed = (0.0, 0.0);
             for trade in &plan.trades {
                 let cold = match trade.cold {
                     Some((target, addr)) => worth(target, addr),
@@ -241,11 +245,16 @@ impl Lasting {
                     if plan.moves.contains(&trade.hot.0) {
                         made.0 += of_trade[0];
                         made.1 += of_trade[1];
+                        stayed.0 += trade.bytes * trade.worth;
+                        stayed.1 += trade.bytes * hot.min(trade.worth);
                     }
                 }
             }
             if lag == 0 && plan.is_telling && made.0 > 0.0 {
-                self.told = [Some((epoch, made.1 / made.0)), self.told[0]];
+                self.told = [
+                    Some((epoch, made.1 / made.0, stayed.1 / stayed.0)),
+                    self.told[0],
+                ];
             }
             for (kind, (promised, left)) in sums {
                 if promised > 0.0 {
@@ -303,14 +312,16 @@ impl Lasting {
     /// what is known of curves, which go on hoping.
     pub(super) fn told(&self, epoch: u64) -> Option<Told> {
         let lasts = LAGS[LAGS.len() - 1];
-        let recent = (self.told.into_iter().flatten()).filter(|(at, _)| at + lasts >= epoch);
+        let recent = (self.told.into_iter().flatten()).filter(|(at, ..)| at + lasts >= epoch);
         recent
-            .map(|(at, left)| Told {
+            .map(|(at, left, hot)| Told {
                 left,
+                hot,
                 is_new: at + NEW_FOR > epoch,
             })
             .reduce(|a, b| Told {
                 left: a.left.min(b.left),
+                hot: a.hot.min(b.hot),
                 is_new: a.is_new || b.is_new,
             })
     }
@@ -346,6 +357,7 @@ mod tests {
                 hot: (ID, VirtAddr(epoch)),
                 cold: None,
                 bytes: 1.0,
+                worth: 1.0,
                 promised: 1.0,
                 margin: Margin::Large,
                 is_made: true,
@@ -393,6 +405,7 @@ mod tests {
                 hot: (ID, VirtAddr(epoch)),
                 cold: None,
                 bytes: 1.0,
+                worth: 1.0,
                 promised: 1.0,
                 margin: Margin::of(0.1),
                 is_made: true,
@@ -416,6 +429,7 @@ mod tests {
                 hot: (ID, VirtAddr(epoch)),
                 cold: None,
                 bytes: if epoch % 8 == 0 { 1.0 } else { 0.01 },
+                worth: 1.0,
                 promised: 1.0,
                 margin: Margin::Large,
                 is_made: true,
@@ -435,11 +449,18 @@ mod tests {
             hot: (TargetId(if is_made { ID.0 } else { 2 }), VirtAddr(epoch)),
             cold: None,
             bytes: 1.0,
+            worth: 1.0,
             promised: 1.0,
             margin: Margin::Large,
             is_made,
         };
-        let told = |left, is_new| Some(Told { left, is_new });
+        let told = |left, is_new| {
+            Some(Told {
+                left,
+                hot: left,
+                is_new,
+            })
+        };
         let least = [None, Some(0.9), Some(0.1), Some(0.1), Some(0.7)];
         for ((epoch, left), least) in (1..).zip([1.0, 0.9, 0.1, 0.8, 0.7]).zip(least) {
             // Targets of which nothing was moved are not asked.
@@ -476,6 +497,7 @@ mod tests {
                 hot: (ID, VirtAddr(epoch)),
                 cold: None,
                 bytes: allowed,
+                worth: 1.0,
                 promised: 1.0,
                 margin: Margin::Large,
                 is_made: true,
@@ -492,6 +514,7 @@ mod tests {
             hot: (ID, VirtAddr(0)),
             cold: Some((ID, VirtAddr(1))),
             bytes: 1.0,
+            worth: 1.0,
             promised: 1.0,
             margin: Margin::Large,
             is_made: true,

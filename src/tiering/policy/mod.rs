@@ -26,7 +26,7 @@ use super::observation::{Share, TargetId};
 use super::plan::Move;
 use super::region::Region;
 use super::report::PauseReason;
-use super::settings::{PolicyName, PolicySettings};
+use super::settings::{Asking, PolicyName, PolicySettings};
 use super::tier::TierView;
 use super::windows::Rates;
 use crate::units::{Bytes, Nanos, NodeId, Pid, VirtAddr};
@@ -177,6 +177,18 @@ pub trait Policy: Send {
     /// How long epochs had better be, as a share of what is configured: above 0, at most 1.
     fn pace(&self) -> f64 {
         1.0
+    }
+    /// Whether it weighs how late nodes answer, and what is written.
+    fn weighs_load(&self) -> bool {
+        false
+    }
+    /// Whether to ask for one of these where that is configured so.
+    fn asks(&self, asking: Asking) -> bool {
+        match asking {
+            Asking::Never => false,
+            Asking::Auto => self.weighs_load(),
+            Asking::Always => true,
+        }
     }
     /// Folios that have faulted in the epoch of the last decision so that the kernel it stands for learnt
     /// that they are touched (hint faults), each told once. None where it has the counts of a sampler.

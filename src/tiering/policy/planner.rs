@@ -25,7 +25,7 @@ use super::sorted::{SORTED_TO, Sorted};
 use super::worth::{Worth, latency};
 use super::{Ledger, View};
 use crate::tiering::plan::{Direction, Move, Reason};
-use crate::units::{Bytes, NodeId, VirtAddr};
+use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 
 /// More than this share of its pages is written in an epoch of what is mostly written.
 const MOSTLY: f32 = 0.5;
@@ -540,21 +540,27 @@ impl<'a, 'v> Planner<'a, 'v> {
             self.until_next -= bytes.0;
             return;
         }
-        self.until_next = self.each;
+        let times = (1 + (bytes.0 - self.until_next) / self.each).min(TRADES as u64);
+        self.until_next = (self.until_next + times * self.each).saturating_sub(bytes.0);
         let cold = victim.map(|victim| victim.place);
-        let page = |place: Place| {
+        // Each time another page: a large region is not as hot everywhere a while later.
+        let page = |place: Place, time: u64| {
             let range = place.region_in(self.view).range();
-            let middle = range.start().0 + range.bytes().0 / 2;
-            (place.target_in(self.view).id, VirtAddr(middle))
+            let pages = range.pages() * (2 * time + 1) / (2 * times);
+            let page = VirtAddr(range.start().0 + pages * PAGE_BYTES);
+            (place.target_in(self.view).id, page)
         };
         let less = cold.map_or(0.0, |cold| self.worth.mean(cold));
-        self.trades.push(Trade {
-            hot: page(place),
-            cold: cold.map(page),
-            bytes: bytes.0.max(self.each) as f64,
-            promised: self.worth.mean(place) - less,
+        let worth = self.worth.mean(place);
+        let trades = (0..times).map(|time| Trade {
+            hot: page(place, time),
+            cold: cold.map(|cold| page(cold, time)),
+            bytes: bytes.0.max(self.each) as f64 / times as f64,
+            worth,
+            promised: worth - less,
             margin,
             is_made,
         });
+        self.trades.extend(trades);
     }
 }

@@ -39,6 +39,7 @@ mod lone;
 mod made;
 mod moves;
 mod pages;
+mod parted;
 mod quiet;
 mod rebuild;
 mod scars;

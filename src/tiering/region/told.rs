@@ -56,7 +56,8 @@ impl RegionMap {
         mut each: impl FnMut(&Region, Looked<'_>),
     ) {
         let mut rest = samples;
-        for region in &mut self.regions {
+        let mut parted: Vec<(usize, [Region; 2])> = Vec::new();
+        for (at, region) in self.regions.iter_mut().enumerate() {
             let mine = take_in(&mut rest, region.range);
             if mine.tallies().iter().any(|tally| tally.known > 0) {
                 region.record_shared(mine);
@@ -65,9 +66,34 @@ impl RegionMap {
                 }
                 if asked.writes {
                     region.record_writes(mine);
+                    parted.extend(region.parted(mine).map(|parts| (at, parts)));
                 }
             }
             each(region, mine);
+        }
+        self.put_parts(parted);
+    }
+
+    /// In the place of these regions, by their number, their parts.
+    fn put_parts(&mut self, parted: Vec<(usize, [Region; 2])>) {
+        if parted.is_empty() {
+            return;
+        }
+        let whole = std::mem::take(&mut self.regions);
+        self.regions.reserve(whole.len() + parted.len());
+        let mut parted = parted.into_iter().peekable();
+        for (at, region) in whole.into_iter().enumerate() {
+            match parted.next_if(|(place, _)| *place == at) {
+                Some((_, parts)) => self.regions.extend(parts),
+                None => self.regions.push(region),
+            }
+        }
+    }
+
+    /// Forgets what is written.
+    pub fn forget_writes(&mut self) {
+        for region in &mut self.regions {
+            (region.written, region.writing) = (Part::NOT_KNOWN, Part::NOT_KNOWN);
         }
     }
 }

@@ -249,7 +249,7 @@ pub fn settled(node: u32) -> NodeUsage {
 /// Memory of one node.
 fn usage_of(node: u32) -> NodeUsage {
     SysResidency::new(&Root::host())
-        .nodes()
+        .nodes(false)
         .expect("the nodes' memory")
         .into_iter()
         .find(|u| u.node == NodeId(node))

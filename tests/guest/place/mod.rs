@@ -23,7 +23,7 @@ pub(crate) fn nodes() -> Option<(MutexGuard<'static, ()>, Vec<NodeUsage>)> {
         eprintln!("skipped: needs root");
         return None;
     }
-    let nodes = SysResidency::new(&Root::host()).nodes().unwrap();
+    let nodes = SysResidency::new(&Root::host()).nodes(false).unwrap();
     if nodes.len() < 2 {
         eprintln!("skipped: this machine has one memory node");
         return None;

@@ -373,7 +373,7 @@ impl Drop for ShortLists {
 fn fill(node: NodeId) -> Buffer {
     let root = Root::host();
     let usage = || {
-        let nodes = SysResidency::new(&root).nodes();
+        let nodes = SysResidency::new(&root).nodes(false);
         let mut nodes = nodes.expect("the nodes' memory").into_iter();
         nodes.find(|u| u.node == node).expect("the node")
     };

@@ -27,9 +27,12 @@ use crate::units::{Bytes, NodeId};
 /// What is written of what is accessed, at least, of what leaves, and at most, of what comes for it.
 const WRITTEN: f32 = 0.8;
 const READ: f32 = 0.2;
-/// Part of what is written on a node that one plan brings off it at most: how late nodes answer then
-/// is known epochs later.
+/// Part of what is written on a node that one plan brings off it at most, which is less where the other node is nearly
+/// as late: how late they answer then is known epochs later.
 const STEP: f64 = 0.25;
+/// Where a node is full, one in so many of the bytes that would come goes to a slower one, and what leaves then
+/// makes room for the rest.
+const MAKES_ROOM: u64 = 8;
 
 /// What of a region lies on a node, and how much each byte of it would be worth if all that is accessed of
 /// it were read.
@@ -115,6 +118,7 @@ impl Planner<'_, '_> {
 
     /// A part of what is written on one node for as much of what is read on the other, as far as
     /// that pays; whether anything was.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     fn change_places(
         &mut self,
         (node, written): (NodeId, &[Steady]),
@@ -126,8 +130,7 @@ impl Planner<'_, '_> {
         let pays = |up, down| self.relief_pays((up, down), late, saved);
         let (up, down) = matched(written, read, pays);
         let (ups, downs) = (sum(&up), sum(&down));
-        // The less, the less later it is than the other.
-        let step = STEP * (1.0 - self.late(to) / late);
+        let step = (1.0 - self.late(to) / late).min(STEP);
         let most = (step * ups.as_f64())
             .min(downs.as_f64())
             .min(self.terms.relief.as_f64() / 2.0);
@@ -135,15 +138,26 @@ impl Planner<'_, '_> {
         let mut down = self.parts(&down, most / downs.as_f64().max(1.0));
         up.reverse();
         down.reverse();
+        let first = most.max(0.0) as u64 / MAKES_ROOM;
         let mut moved = Bytes::ZERO;
         // As much comes as goes, a piece after the other: it may end at any of them.
         while let (Some((hot, come)), Some((cold, gone))) = (up.last_mut(), down.last_mut()) {
             let folio = |place: Place| place.region_in(self.view).folio_bytes();
             let folio = folio(*hot).max(folio(*cold));
-            let most = (*come).min(*gone).min(self.free.on(node));
-            let bytes = Bytes(most.0 / folio * folio);
+            let whole = |bytes: Bytes| Bytes(bytes.0 / folio * folio);
+            let both = (*come).min(*gone);
+            let mut bytes = whole(both.min(self.free.on(node)));
+            let mut down_to = node;
+            let enough = whole(both.min(Bytes(first.max(folio))));
+            if bytes < enough
+                && let Some(third) = self.beyond(target, node, enough)
+            {
+                // What leaves the node makes room there for what follows.
+                bytes = enough;
+                down_to = third;
+            }
             if bytes.is_zero() {
-                // Less than a folio is left of one of them, or no room.
+                // Less than a folio is left of one of them, or no room anywhere.
                 if come < gone {
                     up.pop();
                 } else {
@@ -154,13 +168,24 @@ impl Planner<'_, '_> {
             let (hot, cold) = (*hot, *cold);
             *come = come.saturating_sub(bytes);
             *gone = gone.saturating_sub(bytes);
-            self.go(cold, (to, node), bytes, Reason::Read);
+            self.go(cold, (to, down_to), bytes, Reason::Read);
             self.go(hot, (node, to), bytes, Reason::Written);
             moved += Bytes(2 * bytes.0);
         }
         self.relieved += moved;
         self.terms.relief = self.terms.relief.saturating_sub(moved);
         !moved.is_zero()
+    }
+
+    /// The next node slower than this one that has so much room and is not later.
+    fn beyond(&self, target: u32, node: NodeId, bytes: Bytes) -> Option<NodeId> {
+        let tiers = self.idle.targets[target as usize].tiers;
+        let rank = tiers.rank_of(node)?;
+        let mut slower = tiers.ranks()[rank + 1..].iter();
+        slower.find_map(|rank| {
+            let (found, room) = self.free.roomiest(rank)?;
+            (room >= bytes && self.late(found) <= self.late(node)).then_some(found)
+        })
     }
 
     /// This part of each, in whole folios: what is less than one goes to the next.

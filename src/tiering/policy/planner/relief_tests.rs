@@ -64,17 +64,54 @@ fn a_part_of_what_is_written_changes_places_with_what_is_read_as_often() {
         (3, Some(1.0)),
     ]);
     let once = |late| brief(&once(&regions, [0, 0, 0, 10], late));
-    // A quarter of it, less the quarter of that of which the other node's lateness is one: of each region as much.
+    // A quarter of it: of each region as much.
     let part = [
-        (0, 0, 3, 384),
-        (4, 3, 0, 384),
-        (2, 0, 3, 384),
-        (6, 3, 0, 384),
+        (0, 0, 3, 512),
+        (4, 3, 0, 512),
+        (2, 0, 3, 512),
+        (6, 3, 0, 512),
     ];
     assert_eq!(once(LATE), part);
+    // Less where the other node is nearly as late: a tenth.
+    let tenth = [
+        (0, 0, 3, 204),
+        (4, 3, 0, 204),
+        (2, 0, 3, 204),
+        (6, 3, 0, 204),
+    ];
+    assert_eq!(once(&[(NodeId(3), 2.0), (NodeId(0), 1.8)]), tenth);
     // While all answer in time, or the other one is later, nothing is gained.
     assert_eq!(once(&[]), []);
     assert_eq!(once(&[(NodeId(3), 2.0), (NodeId(0), 2.5)]), []);
+}
+
+#[test]
+fn where_both_nodes_are_full_a_little_makes_room_on_a_slower_one() {
+    let list: Vec<(u32, Option<f32>)> = (0..32)
+        .map(|at| {
+            if at < 16 {
+                (0, Some(0.0))
+            } else {
+                (1, Some(1.0))
+            }
+        })
+        .collect();
+    let late: &[(NodeId, f64)] = &[(NodeId(1), 4.0)];
+    let of = |room, late| {
+        let moves = once(&swept(&list), room, late);
+        let sum = |from: u32, to: u32| -> u64 {
+            let these = moves.iter().filter(|m| (m.from.0, m.to.0) == (from, to));
+            these.map(|m| m.limit.0 >> 10).sum()
+        };
+        (sum(0, 1), sum(0, 3), sum(1, 0))
+    };
+    // Of each region 512 KiB: what of the first one leaves is enough for the others.
+    assert_eq!(of([0, 0, 0, 8], late), (7680, 512, 8192));
+    assert_eq!(of([0, 8, 0, 8], late), (8192, 0, 8192), "it has room");
+    assert_eq!(of([0, 0, 0, 0], late), (0, 0, 0), "nothing has");
+    // What is later still gets nothing.
+    let later = [late, &[(NodeId(3), 5.0)]].concat();
+    assert_eq!(of([0, 0, 0, 8], &later), (0, 0, 0));
 }
 
 #[test]
@@ -96,7 +133,7 @@ fn what_is_hotter_stays_and_what_is_as_hot_goes_beside_it() {
     let mut regions = swept(&[(0, Some(0.0)), (0, Some(0.0)), (3, Some(1.0))]);
     regions[0].usually(2.9);
     let moves = once(&regions, [0, 0, 0, 10], LATE);
-    assert_eq!(brief(&moves), [(2, 0, 3, 384), (4, 3, 0, 384)]);
+    assert_eq!(brief(&moves), [(2, 0, 3, 512), (4, 3, 0, 512)]);
     regions[1].usually(2.9);
     assert_eq!(once(&regions, [0, 0, 0, 10], LATE), []);
 }
@@ -106,7 +143,7 @@ fn what_is_hot_for_now_is_not_held_back_by_what_is_written_and_cold() {
     let mut regions = swept(&[(0, Some(0.0)), (3, Some(1.0)), (3, Some(1.0))]);
     regions[2].usually(0.0);
     let moves = once(&regions, [0, 0, 0, 10], LATE);
-    assert_eq!(brief(&moves), [(0, 0, 3, 384), (2, 3, 0, 384)]);
+    assert_eq!(brief(&moves), [(0, 0, 3, 512), (2, 3, 0, 512)]);
 }
 
 #[test]
@@ -147,10 +184,11 @@ fn more_follows_as_long_as_it_is_moved() {
         };
         sum / MIB
     };
-    // Three sixteenths of 64 MiB, there and back.
-    assert_eq!([(); 6].map(|()| moved(true)), [8, 24, 24, 24, 24, 24]);
+    // A quarter of 64 MiB, there and back.
+    assert_eq!([(); 6].map(|()| moved(true)), [8, 32, 32, 32, 32, 32]);
     // Where nothing is moved, as there is no time, it becomes less, down to what it began with.
-    assert_eq!([(); 6].map(|()| moved(false)), [24, 24, 16, 8, 8, 8]);
+    let less = [32, 32, 32, 32, 32, 16, 8, 8];
+    assert_eq!([(); 8].map(|()| moved(false)), less);
 }
 
 #[test]
