@@ -312,8 +312,7 @@ impl Engine {
         let raised = self.targets.get(&target.id).map_or(0.0, |t| t.raised);
         let thresholds = self.thresholds(raised);
         let profiling = &self.settings.profiling;
-        let passed = elapsed;
-        let tracked = self.targets.entry(target.id).or_default();
+        let (tracked, passed) = (self.targets.entry(target.id).or_default(), elapsed);
         let mine = seen.accesses.looked_at(target.id);
 
         // Of one that is new nothing says how busy it is: take it for busy
