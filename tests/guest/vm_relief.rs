@@ -9,12 +9,12 @@
 use hmkeeper::ports::PageMover;
 use hmkeeper::sys::mover::SysMover;
 use hmkeeper::sys::root::Root;
-use hmkeeper::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
+use hmkeeper::units::{Bytes, NodeId};
 
 use serde_json::Value;
 
 use crate::common::{
-    Site, Workload, body, in_guest, lines, locate, percent, pid_of, share, target,
+    Site, Workload, body, halves, in_guest, lines, locate, percent, pid_of, share, target,
 };
 use crate::place::{asked, limits};
 use crate::tierlat::charged;
@@ -27,14 +27,6 @@ const WITHIN: usize = 40;
 /// by default: a write fault takes some 20 us here.
 const CONFIG: &str = "overhead_limit = 0.5\n\
     [[tiers]]\nname = \"fast\"\nnodes = [1]\ncapacity = \"16MiB\"\n[[tiers]]\nname = \"slow\"\nnodes = [2]\n";
-
-/// What is read and what is written.
-fn halves(range: PageRange) -> (PageRange, PageRange) {
-    let middle = VirtAddr(u64::midpoint(range.start().0, range.end().0));
-    range
-        .split_at(middle.align_down(PAGE_BYTES))
-        .expect("two pages")
-}
 
 #[test]
 fn what_is_written_leaves_a_node_that_answers_late() {

@@ -7,9 +7,9 @@ use std::fs;
 
 use hmkeeper::record::{Replay, file::Reader};
 use hmkeeper::tiering::region::RegionMap;
-use hmkeeper::units::{PAGE_BYTES, PageRange, VirtAddr};
+use hmkeeper::units::PageRange;
 
-use crate::common::{self, Site, Workload, in_guest, percent, seconds, target};
+use crate::common::{self, Site, Workload, halves, in_guest, percent, seconds, target};
 
 /// What watching may cost: the default.
 const LIMIT: f64 = 0.05;
@@ -51,13 +51,6 @@ fn mean(shares: &[(f64, f64)]) -> f64 {
         .map(|(share, bytes)| share * bytes)
         .sum::<f64>()
         / bytes
-}
-
-fn halves(range: PageRange) -> (PageRange, PageRange) {
-    let middle = VirtAddr(u64::midpoint(range.start().0, range.end().0));
-    range
-        .split_at(middle.align_down(PAGE_BYTES))
-        .expect("two pages")
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 mod workload;
 
-pub use workload::{Workload, ballast, locked_ballast, settled};
+pub use workload::{Workload, ballast, halves, locked_ballast, settled};
 
 use std::fmt::Write as _;
 use std::fs;

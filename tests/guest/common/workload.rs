@@ -12,7 +12,7 @@ use hmkeeper::sys::process::end_with_parent;
 use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::observation::NodeUsage;
-use hmkeeper::units::{Bytes, NodeId, PageRange, VirtAddr};
+use hmkeeper::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 use nix::sys::signal::Signal;
 
 use super::{PATIENCE, hmkeeper, locate};
@@ -254,4 +254,12 @@ fn usage_of(node: u32) -> NodeUsage {
         .into_iter()
         .find(|u| u.node == NodeId(node))
         .unwrap_or_else(|| panic!("no node {node}"))
+}
+
+/// The first and the second half of a range, which `--read-only=0.5` only reads and writes.
+pub fn halves(range: PageRange) -> (PageRange, PageRange) {
+    let middle = VirtAddr(u64::midpoint(range.start().0, range.end().0));
+    range
+        .split_at(middle.align_down(PAGE_BYTES))
+        .expect("two pages")
 }
