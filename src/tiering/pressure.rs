@@ -25,9 +25,9 @@ const CALM: f64 = 1.5;
 /// The same where little is lost by a mistake. Nodes that nobody uses answer up to 1.05 times as late.
 const ON_TIME: f64 = 1.1;
 
-/// Epochs in a row after which who answers a little late is so for a while.
+/// Who was a little late in so many epochs more than it was not has been for a while.
 const LASTS: u32 = 4;
-/// As many are remembered at most.
+/// As many more are remembered at most.
 const LONGEST: u32 = 16;
 
 /// See the module.
@@ -137,5 +137,22 @@ mod tests {
         pressure.follow(&[]);
         pressure.follow(&probed(&[Some((400, 100))]));
         assert_eq!(pressure.loaded(), [(NodeId(0), 2.0)], "another node now");
+    }
+
+    #[test]
+    fn who_is_late_for_a_while_is_so_until_it_is_on_time_for_a_while() {
+        let mut pressure = Pressure::default();
+        let mut after = |epochs: usize, now: u64| {
+            for _ in 0..epochs {
+                pressure.follow(&probed(&[Some((now, 100))]));
+            }
+            !pressure.lasting().is_empty()
+        };
+        assert!(!after(3, 130));
+        assert!(after(1, 130));
+        // One epoch on time is not enough once it has been late for long.
+        assert!(after(40, 130) && after(4, 100));
+        assert!(!after(20, 100));
+        assert!(!after(40, 105), "a little is on time");
     }
 }
