@@ -95,6 +95,7 @@ fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observ
             cpu_share: vec![(NodeId(0), 1.0)],
             allowed_nodes: None,
             excluded: Vec::new(),
+            beside: Bytes(0),
             share: Share::default(),
         }],
         accesses,

@@ -301,6 +301,8 @@ impl EpochLoop {
 
     /// Arms the samples that the last plan asked for.
     fn begin(&mut self) -> Result<Running, PortError> {
+        // What that takes is off the windows.
+        self.forget();
         let now = self.ports.clock.now();
         let (samples, roles) = self
             .plan
@@ -325,7 +327,6 @@ impl EpochLoop {
             (plan.looks, plan.rule, plan.report.epoch)
         });
         let mut looks = Looks::new(samples, roles, (profiling.scans, each), rule, turn);
-        self.forget();
         self.arm(&mut looks, windows[0])?;
         let armed = self.ports.clock.now();
         Ok(Running {
@@ -349,12 +350,11 @@ impl EpochLoop {
                 return;
             };
             let cpu = self.ports.clock.thread_cpu_time();
-            let done = writes.forget(pid);
-            let took = self.ports.clock.thread_cpu_time().saturating_sub(cpu);
-            self.cost.forgetting += took;
+            let done = writes.forget(pid, self.settings.engine.profiling.writes);
+            self.cost.forgetting += self.ports.clock.thread_cpu_time().saturating_sub(cpu);
             match done {
-                Ok(true) => self.forgotten.push(Forgotten { target, took }),
-                Ok(false) => {}
+                Ok(Some(took)) => self.forgotten.push(Forgotten { target, took }),
+                Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(%error, "no more is learnt of what targets write");
                     self.ports.writes = None;

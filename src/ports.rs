@@ -9,7 +9,7 @@ use crate::tiering::observation::{
 };
 use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Swap};
 use crate::tiering::plan::{Move, MoveOutcome, Reclaim, Sweep};
-use crate::tiering::settings::EngineSettings;
+use crate::tiering::settings::{Asking, EngineSettings};
 use crate::tiering::tier::TierTable;
 use crate::units::{Bandwidth, Bytes, Nanos, PageRange, Pid};
 
@@ -290,8 +290,9 @@ pub struct Calibration {
 /// Tells pages that were written from others. The sampler says of each sample whether
 /// it was written since.
 pub trait WriteWatch {
-    /// Forgets what a process has written so far; `false` when it has ended, or may not be asked.
-    fn forget(&mut self, pid: Pid) -> Result<bool, PortError>;
+    /// Forgets what a process has written so far, and for how long that held its address space; `None`
+    /// when it has ended, or may not be asked. With [`Asking::Auto`] nobody has said that it is ours to ask.
+    fn forget(&mut self, pid: Pid, asking: Asking) -> Result<Option<Nanos>, PortError>;
     /// What the first write to a page takes a process after that.
     fn fault(&self) -> Nanos;
 }

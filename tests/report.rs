@@ -342,6 +342,7 @@ fn a_picture_does_not_grow_with_its_recording() {
         cpu_share: vec![],
         allowed_nodes: None,
         excluded: vec![],
+        beside: Bytes(0),
         share: Share::default(),
     };
     for at in 1..=LONG {

@@ -141,6 +141,7 @@ impl Ours {
                 cpu_share: vec![(NodeId(0), 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),
+                beside: Bytes(0),
                 share: Share::default(),
             }],
             accesses,

@@ -48,6 +48,7 @@ pub(super) fn observation(at: u64) -> Observation {
         cpu_share: vec![(NodeId(0), 1.0)],
         allowed_nodes: Some(vec![NodeId(0)]),
         excluded: vec![(Exclusion::Locked, Bytes(4096))],
+        beside: Bytes(0),
         share: Share::default(),
     };
     let moved = MoveResult {

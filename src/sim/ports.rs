@@ -11,8 +11,9 @@ use crate::tiering::observation::{
     AccessSet, NodeUsage, RangeResidency, Sample, Seen, Share, TargetKind, TargetMap,
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Sweep};
+use crate::tiering::settings::Asking;
 use crate::tiering::writes::WRITE_FAULT;
-use crate::units::{Nanos, NodeId, Pid};
+use crate::units::{Bytes, Nanos, NodeId, Pid};
 
 /// All ports of one machine.
 pub fn ports(machine: &Shared) -> Ports {
@@ -88,6 +89,7 @@ impl Targets for SimTargets {
                 cpu_share: vec![(process.home, 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),
+                beside: Bytes(0),
                 share: Share::default(),
             });
         }
@@ -185,7 +187,7 @@ impl Residency for SimMemory {
 }
 
 impl WriteWatch for SimMemory {
-    fn forget(&mut self, pid: Pid) -> Result<bool, PortError> {
+    fn forget(&mut self, pid: Pid, _: Asking) -> Result<Option<Nanos>, PortError> {
         Ok(self.0.borrow_mut().forget_written(pid))
     }
 

@@ -6,8 +6,8 @@
 //! they follow each other through a small buffer on the node, in an order that nothing
 //! foresees. Where their pages are is looked up before. What was read is evicted again. The
 //! median chain is believed, so that an interrupt or a busy CPU spoils nothing. Where there are
-//! several sockets, a CPU of the nearest one asks. Idle is the least mean ever of [`BLOCK`] turns in a row, of which the first
-//! follow each other when the probe is made: of single turns the least would be chance.
+//! several sockets, a CPU of the nearest one asks. Idle is the least mean of [`BLOCK`] turns in a row, of which the first
+//! follow each other when the probe is made: of single turns the least would be chance. It grows by [`RISES`] with each.
 //!
 //! **Cost.** [`CHAINS`] × [`READS`] reads per node and turn, 50 to 200 µs of CPU time, and
 //! [`SIZE`] of each node.
@@ -15,7 +15,8 @@
 //! **Source.** A pointer chase as lmbench's `lat_mem_rd`; that latency under load tells where
 //! memory should lie is Colloid's.
 //!
-//! **Limits.** A node that has been busy whenever it was asked seems idle. One whose buffer was
+//! **Limits.** A node that has been busy whenever it was asked seems idle, and so does one that has been for so long that
+//! idle has grown as far: twice as much takes 350 blocks, of epochs of 10 s eight hours. One whose buffer was
 //! moved away nevertheless is not asked. On CPUs whose caches a program cannot have give up a
 //! line nobody is asked.
 
@@ -38,6 +39,8 @@ const CHAINS: usize = 8;
 const READS: usize = 64;
 /// Turns whose mean may be idle.
 const BLOCK: u32 = 8;
+/// What idle grows by with each block: one that was quick by chance is not what others are measured by for ever.
+const RISES: f64 = 1.002;
 /// Of the buffer on each node.
 const SIZE: Bytes = Bytes::from_mib(2);
 /// A node has to have so many times that free, or is not asked. Not beyond its reserve: where the
@@ -141,7 +144,8 @@ impl Probed {
         let latency = |from: NodeId| tiers.path(from, node).map(|path| path.latency.value);
         let nearest = tiers.initiators().min_by_key(|from| latency(from.id))?;
         let buffer = Buffer::new(SIZE, HugePages::Wanted).and_then(|buffer| {
-            buffer.bind(node)?;
+            // Never so that the kernel had to reclaim for it.
+            buffer.prefer(node)?;
             Ok(buffer)
         });
         let buffer = buffer
@@ -152,7 +156,7 @@ impl Probed {
         if let Err(error) = buffer.lock(buffer.page_count()) {
             tracing::debug!(%node, %error, "the probe's memory may be demoted");
         }
-        Some(Self {
+        let probed = Self {
             node,
             cpus: nearest.cpus.clone(),
             order,
@@ -160,7 +164,13 @@ impl Probed {
             at: 0,
             block: (0.0, 0),
             idle: f64::INFINITY,
-        })
+        };
+        let pages: Vec<VirtAddr> = probed.buffer.range().iter_pages().collect();
+        if probed.are_there(&pages) {
+            return Some(probed);
+        }
+        tracing::info!("node {node} is not asked how late it answers: it has no room for that");
+        None
     }
 
     /// Whether what is asked next lies where it was put.
@@ -169,7 +179,11 @@ impl Probed {
         let ring = self.order.iter().cycle().skip(self.at).step_by(READS);
         let page = |&word: &u32| VirtAddr(start + 8 * u64::from(word)).align_down(PAGE_BYTES);
         let pages: Vec<VirtAddr> = ring.take(CHAINS).map(page).collect();
-        move_pages::locate(None, &pages)
+        self.are_there(&pages)
+    }
+
+    fn are_there(&self, pages: &[VirtAddr]) -> bool {
+        move_pages::locate(None, pages)
             .is_ok_and(|nodes| nodes.iter().all(|&node| node == Some(self.node)))
     }
 
@@ -182,7 +196,8 @@ impl Probed {
         let now = chains[CHAINS / 2];
         self.block = (self.block.0 + now, self.block.1 + 1);
         if self.block.1 == BLOCK {
-            self.idle = self.idle.min(self.block.0 / f64::from(BLOCK));
+            let mean = self.block.0 / f64::from(BLOCK);
+            self.idle = mean.min(RISES * self.idle);
             self.block = (0.0, 0);
         }
         let idle = if self.idle.is_finite() {

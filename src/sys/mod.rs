@@ -2,6 +2,7 @@
 //! that knows of `/proc`, `/sys` and system calls.
 #![allow(unsafe_code)]
 
+mod bits_in_use;
 mod cgroup;
 pub mod clock;
 pub mod damon;

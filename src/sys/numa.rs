@@ -36,6 +36,17 @@ unsafe impl Send for Buffer {}
 // SAFETY: as above; shared access goes through `&[AtomicU64]`.
 unsafe impl Sync for Buffer {}
 
+/// This node alone.
+fn mask(node: NodeId) -> io::Result<[u64; MAX_NODES / 64]> {
+    let index = node.0 as usize;
+    if index >= MAX_NODES {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut mask = [0_u64; MAX_NODES / 64];
+    mask[index / 64] |= 1 << (index % 64);
+    Ok(mask)
+}
+
 impl Buffer {
     /// Maps `bytes`, rounded up to whole pages; nothing of it is touched yet.
     ///
@@ -114,13 +125,16 @@ impl Buffer {
     /// # Errors
     /// What `mbind(2)` says: `EINVAL` for a node that is not there.
     pub fn bind(&self, node: NodeId) -> io::Result<()> {
-        let index = node.0 as usize;
-        if index >= MAX_NODES {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let mut mask = [0_u64; MAX_NODES / 64];
-        mask[index / 64] |= 1 << (index % 64);
-        self.set_policy(libc::MPOL_BIND, &mask)
+        self.set_policy(libc::MPOL_BIND, &mask(node)?)
+    }
+
+    /// Pages touched from now on come from `node` where it has any that nobody has to be
+    /// reclaimed for, and else from another one (`MPOL_PREFERRED`).
+    ///
+    /// # Errors
+    /// What `mbind(2)` says: `EINVAL` for a node that is not there.
+    pub fn prefer(&self, node: NodeId) -> io::Result<()> {
+        self.set_policy(libc::MPOL_PREFERRED, &mask(node)?)
     }
 
     /// Back to the thread's own policy: no policy of this buffer's remains.

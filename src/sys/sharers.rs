@@ -184,7 +184,7 @@ fn may_move_shared(root: &Root) -> bool {
 mod tests {
     use super::*;
     use crate::tiering::observation::{Share, TargetId, TargetKind, TargetMap};
-    use crate::units::{Nanos, NodeId};
+    use crate::units::{Bytes, Nanos, NodeId};
     use proptest::prelude::*;
 
     const PRESENT: u64 = 1 << 63;
@@ -202,6 +202,7 @@ mod tests {
             cpu_share: Vec::new(),
             allowed_nodes: None,
             excluded: Vec::new(),
+            beside: Bytes(0),
             share: Share {
                 entry,
                 ..Share::default()

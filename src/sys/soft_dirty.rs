@@ -8,21 +8,26 @@
 //! sets it. The samplers read these entries anyway.
 //!
 //! **Limits.** The kernel holds the target's address space for writing while it walks
-//! all of it: a fault or an `mmap` of the target waits so long. Whoever else uses
-//! these bits (CRIU's incremental dumps do) loses what they knew. Both are why
-//! [`writes`](crate::tiering::writes) bounds the walk, and why it is asked for only where something comes of it.
+//! all of it: a fault or an `mmap` of the target waits so long, which is why
+//! [`writes`](crate::tiering::writes) bounds the walk. Whoever else uses these bits loses what they knew:
+//! `bits_in_use` tells who must not be asked.
 //!
 //! Nothing is left to undo: bits that are set at the end are as the kernel makes them
 //! for new pages.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::bits_in_use;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::is_gone;
 use super::root::Root;
+use super::targets::Stat;
 use crate::ports::{PortError, WriteWatch};
+use crate::tiering::settings::Asking;
 use crate::tiering::writes::WRITE_FAULT;
 use crate::units::{Nanos, Pid};
 
@@ -34,9 +39,21 @@ const FORGET: &str = "4";
 pub struct SoftDirty {
     root: Root,
     fault: Nanos,
+    /// When processes that were asked for, or found not to be ours to ask, began.
+    known: HashMap<Pid, (u64, Whose)>,
     /// Whether it was said that some targets may not be asked.
     said_so: bool,
 }
+
+/// Whose the bits of a process are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    Ours,
+    Others,
+}
+
+/// Processes that are remembered at most: then all are looked at anew.
+const KNOWN: usize = 4096;
 
 impl SoftDirty {
     /// Tries them on a page of our own.
@@ -52,7 +69,8 @@ impl SoftDirty {
         match try_own_page(root) {
             Ok(Ok(_)) => Ok(Self {
                 root: root.clone(),
-                fault: time_faults(root).unwrap_or(WRITE_FAULT),
+                fault: time_faults(root).map_or(WRITE_FAULT, |fault| fault.max(WRITE_FAULT)),
+                known: HashMap::new(),
                 said_so: false,
             }),
             Ok(Err(seen)) => Err(missing(format!(
@@ -71,11 +89,16 @@ impl WriteWatch for SoftDirty {
         self.fault
     }
 
-    fn forget(&mut self, pid: Pid) -> Result<bool, PortError> {
+    fn forget(&mut self, pid: Pid, asking: Asking) -> Result<Option<Nanos>, PortError> {
         let path = self.root.proc(pid.to_string()).join("clear_refs");
-        match fs::write(&path, FORGET) {
-            Ok(()) => Ok(true),
-            Err(error) if is_gone(&error) => Ok(false),
+        let done = self.may_ask(pid, asking).and_then(|may| {
+            let began = Instant::now();
+            let done = may.then(|| fs::write(&path, FORGET)).transpose()?;
+            Ok(done.map(|()| began.elapsed().into()))
+        });
+        match done {
+            Ok(took) => Ok(took),
+            Err(error) if is_gone(&error) => Ok(None),
             // Of others it may be allowed.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 if !std::mem::replace(&mut self.said_so, true) {
@@ -84,7 +107,7 @@ impl WriteWatch for SoftDirty {
                         "what targets of other users write is not asked: that takes CAP_DAC_OVERRIDE"
                     );
                 }
-                Ok(false)
+                Ok(None)
             }
             Err(source) => Err(PortError::Failed {
                 what: path.display().to_string(),
@@ -94,8 +117,47 @@ impl WriteWatch for SoftDirty {
     }
 }
 
+impl SoftDirty {
+    /// Whether the bits of a process are ours to clear; says once if not.
+    fn may_ask(&mut self, pid: Pid, asking: Asking) -> io::Result<bool> {
+        let Some(start) = Stat::of(&self.root, pid).map(|stat| stat.start_time) else {
+            return Ok(false);
+        };
+        let known = self.known.get(&pid).filter(|known| known.0 == start);
+        let is_ours = match known {
+            Some((_, Whose::Others)) => return Ok(false),
+            Some((_, Whose::Ours)) => true,
+            None => false,
+        };
+        let mut why = bits_in_use::by_open_files(&self.root, pid)?;
+        // Else somebody has said so.
+        if asking == Asking::Auto {
+            if bits_in_use::has_criu(Path::new("/")) {
+                why = why.or(Some(
+                    "CRIU is installed, whose incremental dumps need to know",
+                ));
+            }
+            if why.is_none() && !is_ours && bits_in_use::were_cleared(&self.root, pid)? {
+                why = Some("somebody has asked it before us");
+            }
+        }
+        let whose = match why {
+            None => Whose::Ours,
+            Some(why) => {
+                tracing::info!(%pid, "what it writes is not asked: {why}");
+                Whose::Others
+            }
+        };
+        if self.known.len() >= KNOWN {
+            self.known.clear();
+        }
+        self.known.insert(pid, (start, whose));
+        Ok(whose == Whose::Ours)
+    }
+}
+
 /// What the first write to a page takes after it was forgotten, on pages of our own: of several rounds the
-/// quickest, which nothing interrupted.
+/// quickest, which nothing interrupted. That is the least it takes: nobody else waits for our page tables here.
 fn time_faults(root: &Root) -> io::Result<Nanos> {
     const PAGES: u32 = 64;
     const ROUNDS: usize = 5;

@@ -26,12 +26,12 @@ use super::root::Root;
 use crate::ports::{PortError, Selector, TargetEvent, TargetSpec, Targets};
 use crate::tiering::observation::{Share, TargetId, TargetMap};
 use crate::tiering::tier::TierTable;
-use crate::units::{Nanos, NodeId, PageRange, Pid};
+use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid};
 
 mod attributes;
 mod eligible;
 mod glob;
-mod maps;
+pub(in crate::sys) mod maps;
 mod process;
 mod select;
 mod shared;
@@ -324,6 +324,7 @@ impl SysTargets {
             memory_time: Nanos::ZERO,
             cpu_share: watched.cpu_share.clone(),
             allowed_nodes: allowed,
+            beside: Bytes(status.beside_kib.saturating_mul(1024)),
             share: Share {
                 entry: watched.entry,
                 weight: watched.spec.weight,

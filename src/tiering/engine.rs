@@ -264,7 +264,7 @@ impl Engine {
             };
             allotted.samples.max(of_a_scan)
         };
-        let forget = self.ask_next(seen, &told, &moves, allotted.interval);
+        let forget = self.ask_next(seen, &told, (&views, &paused), allotted.interval);
         let ratios = Ratios {
             accesses,
             surveys,
@@ -329,18 +329,12 @@ impl Engine {
         tracked.settle(&target.cpu_share);
         tracked.map.sync(&target.eligible, initial);
         tracked.learn_reach(mine.len() as u64, profiling.scans);
-        let adapted = tracked.adapt(mine, profiling.scans, thresholds);
-        let forgotten = seen.forgotten.iter().find(|f| f.target == target.id);
+        let mut adapted = tracked.adapt(mine, profiling.scans, thresholds);
         let asks = self.policy.asks(profiling.writes);
-        let forgotten = forgotten.filter(|_| asks);
-        if let Some(forgotten) = forgotten {
-            tracked
-                .savings
-                .learn(forgotten.took, tracked.extent.entries);
-        }
         let asked = Asked {
             quiet: self.settings.page_out.is_some().then_some(passed),
-            writes: forgotten.is_some(),
+            writes: asks && tracked.has_forgotten(target.id, &seen.forgotten),
+            parts: (profiling.split != SplitRule::Fixed).then_some(profiling.minimum_region),
         };
         let mut tracing = Tracing::new(Lens {
             tiers: &self.tiers,
@@ -351,7 +345,8 @@ impl Engine {
             scans: profiling.scans,
             epoch: self.epoch,
         });
-        tracked.record(mine, asked, asks, |region, mine| {
+        let measures = asks.then(|| tracked::beside(target));
+        adapted.splits += tracked.record(mine, asked, measures, |region, mine| {
             tracing.add(region, mine);
         });
         let time = Time { cpu: busy, elapsed };
@@ -359,7 +354,9 @@ impl Engine {
         let totals = Totals::of(mine);
         let again = Again {
             accessed: totals.looks,
-            written: forgotten.and(tracked.extent.written).unwrap_or(0),
+            written: (tracked.extent.written)
+                .filter(|_| asked.writes)
+                .unwrap_or(0),
             write_fault: profiling.write_fault,
             moved: 0,
         };

@@ -55,6 +55,9 @@ pub struct TargetMap {
     pub allowed_nodes: Option<Vec<NodeId>>,
     /// What is mapped but never touched by us, by why.
     pub excluded: Vec<(Exclusion, Bytes)>,
+    /// What its page tables have to hold beside private memory that is present: files, shared memory, what is
+    /// swapped out.
+    pub beside: Bytes,
     /// What it is due of the fastest memory beside others.
     pub share: Share,
 }
@@ -420,7 +423,7 @@ pub struct RangeResidency {
 pub struct Forgotten {
     /// Who.
     pub target: TargetId,
-    /// CPU time that it took.
+    /// For how long its address space was held for that.
     pub took: Nanos,
 }
 

@@ -13,8 +13,9 @@
 //! (at first: all). A walk that would take longer than [`LONGEST_WALK`] is not begun,
 //! whatever was saved; what that is foreseen by fades to the guess.
 //!
-//! **Limits.** How long the first walk of a target takes is a guess, and what is measured
-//! is CPU time: where we are preempted in a walk, it holds for longer. Of a target that
+//! Walks of one epoch together are no longer than that either.
+//!
+//! **Limits.** How long the first walk of a target takes is a guess. Of a target that
 //! large nothing is learnt: at 10 to 20 ns a page on bare
 //! metal that is 2 to 4 GiB in small pages, and a TiB in huge ones. What a fault costs
 //! is a model.
@@ -55,15 +56,21 @@ pub struct Savings {
 }
 
 impl Savings {
-    /// Learns that a walk of so many entries took so long.
+    /// Learns that a walk of so many entries held them for so long.
     pub fn learn(&mut self, took: Nanos, entries: u64) {
         self.per_entry = Some(took.0 as f64 / entries.max(1) as f64);
     }
 
     /// Saves a part of `allowance`, what watching the target may cost in an epoch;
     /// tells whether to ask about the next one, and pays for it if so. `fault` is what a page's
-    /// first write then costs.
-    pub fn is_due(&mut self, allowance: Nanos, extent: Extent, fault: Nanos) -> bool {
+    /// first write then costs; what is `left` for walks is less after that.
+    pub fn is_due(
+        &mut self,
+        allowance: Nanos,
+        extent: Extent,
+        fault: Nanos,
+        left: &mut Nanos,
+    ) -> bool {
         let walk = self.per_entry.unwrap_or(FIRST_GUESS) * extent.entries as f64;
         if extent.entries == 0 || walk > LONGEST_WALK.0 as f64 {
             self.saved = 0.0;
@@ -81,6 +88,12 @@ impl Savings {
         if self.saved < cost {
             return false;
         }
+        if walk > left.0 as f64 {
+            // Next time: more than one is never saved.
+            self.saved = cost;
+            return false;
+        }
+        *left = left.saturating_sub(Nanos::from_secs_f64(walk / 1e9));
         self.saved = 0.0;
         true
     }
@@ -143,7 +156,7 @@ mod tests {
         // A walk of 0.33 ms and a thousand faults, of 0.5 ms an epoch.
         let allowance = Nanos::from_millis(5);
         let asked = (0..300)
-            .filter(|_| savings.is_due(allowance, SMALL, WRITE_FAULT))
+            .filter(|_| savings.is_due(allowance, SMALL, WRITE_FAULT, &mut { LONGEST_WALK }))
             .count();
         assert_eq!(asked, 100);
     }
@@ -154,7 +167,8 @@ mod tests {
         // 60 ms, and 0.3 as it is guessed.
         savings.learn(Nanos::from_millis(60), SMALL.entries);
         let allowance = Nanos::from_millis(50);
-        let first = (0..1000).find(|_| savings.is_due(allowance, SMALL, WRITE_FAULT));
+        let first = (0..1000)
+            .find(|_| savings.is_due(allowance, SMALL, WRITE_FAULT, &mut { LONGEST_WALK }));
         assert!(
             first.is_some_and(|at| (150..250).contains(&at)),
             "{first:?}"
@@ -170,7 +184,7 @@ mod tests {
         };
         let allowance = Nanos::from_millis(50);
         let first = (0..100)
-            .find(|_| savings.is_due(allowance, new, WRITE_FAULT))
+            .find(|_| savings.is_due(allowance, new, WRITE_FAULT, &mut { LONGEST_WALK }))
             .unwrap();
         // 16.4 ms of faults and 0.3 ms of a walk, of 5 ms an epoch.
         assert_eq!(first, 3);
@@ -183,11 +197,24 @@ mod tests {
             entries: 1 << 20,
             written: Some(0),
         };
-        assert!((0..1000).all(|_| !savings.is_due(Nanos::from_secs(1), large, WRITE_FAULT)));
+        assert!((0..1000).all(|_| !savings.is_due(
+            Nanos::from_secs(1),
+            large,
+            WRITE_FAULT,
+            &mut { LONGEST_WALK }
+        )));
         // One that was quicker than thought is.
         savings.learn(Nanos::from_millis(2), 1 << 19);
-        assert!(savings.is_due(Nanos::from_secs(1), large, WRITE_FAULT));
-        assert!(!savings.is_due(Nanos::from_secs(1), Extent::default(), WRITE_FAULT));
+        assert!(
+            savings.is_due(Nanos::from_secs(1), large, WRITE_FAULT, &mut {
+                LONGEST_WALK
+            })
+        );
+        assert!(
+            !savings.is_due(Nanos::from_secs(1), Extent::default(), WRITE_FAULT, &mut {
+                LONGEST_WALK
+            })
+        );
     }
 
     /// In which of so many epochs it is asked, if nothing else stands against it.
@@ -213,5 +240,21 @@ mod tests {
         // As long as something comes of it at times it is asked on.
         let asked = asked_in(1000, |epoch| epoch % u64::from(IN_VAIN) == 3);
         assert_eq!(asked.len(), 1000);
+    }
+
+    #[test]
+    fn walks_of_one_epoch_are_no_longer_than_one_may_be() {
+        const COUNT: usize = 40;
+        let mut all = vec![Savings::default(); COUNT];
+        let mut asked = [0; COUNT];
+        for epoch in 0..COUNT {
+            let mut left = LONGEST_WALK;
+            // Of 0.33 ms each: thirty in one epoch.
+            for at in (0..COUNT).map(|i| (i + epoch) % COUNT) {
+                let due = all[at].is_due(Nanos::from_secs(1), SMALL, WRITE_FAULT, &mut left);
+                asked[at] += usize::from(due);
+            }
+        }
+        assert!(asked.iter().all(|&times| times == 30), "{asked:?}");
     }
 }

@@ -35,6 +35,7 @@ fn family(pids: &[Pid]) -> Families {
         cpu_share: Vec::new(),
         allowed_nodes: None,
         excluded: Vec::new(),
+        beside: Bytes(0),
         share: Share::default(),
     };
     Families::of(&pids.iter().map(target).collect::<Vec<_>>())

@@ -11,19 +11,19 @@ const CERTAIN: f64 = 40.0;
 
 impl Machine {
     /// Has a process forget what it wrote; `false` when it has ended.
-    pub(in crate::sim) fn forget_written(&mut self, pid: Pid) -> bool {
+    pub(in crate::sim) fn forget_written(&mut self, pid: Pid) -> Option<Nanos> {
         self.settle();
         let count = self.costs.count;
-        let Some(process) = self.processes.iter_mut().find(|p| p.pid == pid) else {
-            return false;
-        };
+        let process = self.processes.iter_mut().find(|p| p.pid == pid)?;
+        let mut took = Nanos::ZERO;
         if let Touch::Program(program) = &mut process.touch {
             let folios = program.folios().0 as u64;
             let faults = program.forget_written() * WRITE_FAULT.as_secs_f64();
             program.hold(faults / program.threads());
-            self.charge(Nanos(count.0 * folios));
+            took = Nanos(count.0 * folios);
+            self.charge(took);
         }
-        true
+        Some(took)
     }
 
     /// A scan begins or ends: programs have run until now.

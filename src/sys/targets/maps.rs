@@ -13,10 +13,10 @@ use crate::units::{PageRange, VirtAddr};
 
 /// One mapping, as its line tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Line<'a> {
-    pub(super) range: PageRange,
+pub(in crate::sys) struct Line<'a> {
+    pub(in crate::sys) range: PageRange,
     /// `rwxp`, as the kernel writes it.
-    pub(super) perms: [u8; 4],
+    pub(in crate::sys) perms: [u8; 4],
     /// Whether a file, or shared memory, stands behind it.
     pub(super) has_file: bool,
     /// The device and the inode of that; 0 where there is none.
@@ -29,7 +29,7 @@ pub(super) struct Line<'a> {
 /// The mappings in `text`, in order. A line that cannot be read is left out,
 /// as is one that does not lie above those before it: the kernel gives each
 /// mapping whole, but between two of its buffers the target may remap.
-pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = Line<'_>> {
+pub(in crate::sys) fn lines(text: &[u8]) -> impl Iterator<Item = Line<'_>> {
     let mut reached = VirtAddr(0);
     text.split(|&b| b == b'\n').filter_map(move |line| {
         let line = parse(line)?;

@@ -91,6 +91,8 @@ pub(super) struct Status {
     pub(super) shared_kib: u64,
     /// The same of its anonymous memory.
     pub(super) anonymous_kib: u64,
+    /// The same of files, of shared memory, and what is swapped out.
+    pub(super) beside_kib: u64,
 }
 
 impl Status {
@@ -108,7 +110,11 @@ impl Status {
                 }
                 "VmLck" => status.locked_kib = kib(value),
                 "RssAnon" => status.anonymous_kib = kib(value),
-                "RssShmem" => status.shared_kib = kib(value),
+                "RssShmem" => {
+                    status.shared_kib = kib(value);
+                    status.beside_kib += kib(value);
+                }
+                "RssFile" | "VmSwap" => status.beside_kib += kib(value),
                 _ => {}
             }
         }
@@ -262,11 +268,12 @@ mod tests {
     #[test]
     fn status_tells_nodes_and_locked_memory() {
         let status = Status::parse(
-            "Name:\tx\nTgid:\t12\nVmLck:\t       8 kB\nRssAnon:\t 9 kB\nRssShmem:\t  12 kB\nMems_allowed_list:\t0,2-3\n",
+            "Name:\tx\nTgid:\t12\nVmLck:\t       8 kB\nRssAnon:\t 9 kB\nRssFile:\t 4 kB\nRssShmem:\t  12 kB\nVmSwap:\t 1 kB\nMems_allowed_list:\t0,2-3\n",
         );
         assert_eq!(status.process, Some(Pid(12)));
         let kib = [status.locked_kib, status.anonymous_kib, status.shared_kib];
         assert_eq!(kib, [8, 9, 12]);
+        assert_eq!(status.beside_kib, 17);
         assert_eq!(
             status.mems_allowed,
             Some(vec![NodeId(0), NodeId(2), NodeId(3)])

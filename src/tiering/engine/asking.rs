@@ -1,51 +1,68 @@
 //! What is asked beside which pages are accessed: how late nodes answer, and what targets write.
 
+use super::tracked::Tracked;
 use super::{Engine, Told};
 use crate::tiering::observation::{Observation, TargetId};
-use crate::tiering::plan::{Move, Reason};
+use crate::tiering::plan::Reason;
+use crate::tiering::report::PauseReason;
 use crate::tiering::settings::Asking;
-use crate::units::{Nanos, Pid};
+use crate::tiering::tier::TierView;
+use crate::tiering::writes::LONGEST_WALK;
+use crate::units::{Nanos, NodeId, Pid};
 
 impl Engine {
-    /// Whether nodes are to be asked how late they answer.
+    /// Whether nodes are to be asked how late they answer: where that is left to us, if there are several and
+    /// it may also be asked what is written, which is what follows from it.
     pub fn asks_nodes(&self) -> bool {
-        self.policy.asks(self.settings.profiling.latency)
+        let profiling = &self.settings.profiling;
+        let is_of_use = self.tiers.nodes().len() > 1 && self.policy.asks(profiling.writes);
+        self.policy.asks(profiling.latency) && (profiling.latency == Asking::Always || is_of_use)
     }
 
-    /// Whom to ask what it writes in the next epoch: where that is left to us, whoever has memory on a node
-    /// that has answered late for a while, as long as something is done about it.
+    /// Whom to ask what it writes in the next epoch: where that is left to us, whoever has memory on a slow node
+    /// that has answered late for a while, as long as something comes of it. All walks of an epoch together
+    /// are no longer than one may be.
     pub(super) fn ask_next(
         &mut self,
         seen: &Observation,
         told: &[Told],
-        moves: &[Move],
+        (views, paused): (&[TierView], &[Option<PauseReason>]),
         interval: Nanos,
     ) -> Vec<(TargetId, Pid)> {
         let profiling = &self.settings.profiling;
         let mut asked = Vec::new();
         if !self.policy.asks(profiling.writes) {
+            self.targets.values_mut().for_each(Tracked::forget_writes);
             return asked;
         }
         let lasting = self.machine.pressure.lasting();
-        for (target, told) in seen.targets.iter().zip(told) {
+        let mut left = LONGEST_WALK;
+        let all = seen.targets.iter().zip(told).zip(views.iter().zip(paused));
+        // Each is the first in its turn.
+        let first = usize::try_from(self.epoch).unwrap_or(0) % seen.targets.len().max(1);
+        for ((target, told), (view, paused)) in all.clone().skip(first).chain(all.take(first)) {
             let Some(tracked) = self.targets.get_mut(&target.id) else {
                 continue;
             };
             if profiling.writes == Asking::Auto {
-                let mut moves = moves.iter().filter(|m| m.target == target.id);
-                let was_of_use = moves.any(|m| m.reason == Reason::Written);
-                if !tracked.patience.lasts(was_of_use) || !tracked.has_on(&lasting) {
-                    // What is not weighed keeps no regions apart.
-                    if tracked.extent.written.is_some() {
-                        tracked.map.forget_writes();
-                    }
+                let mut moved = seen.outcome.results.iter();
+                let was_of_use = moved.any(|moved| {
+                    moved.asked.target == target.id
+                        && moved.asked.reason == Reason::Written
+                        && moved.pages.moved > 0
+                });
+                let is_slow = |node: &NodeId| view.rank_of(*node).is_some_and(|rank| rank > 0);
+                let late: Vec<NodeId> = lasting.iter().copied().filter(is_slow).collect();
+                let may = tracked.patience.lasts(was_of_use) && paused.is_none();
+                if !may || !tracked.has_on(&late) {
+                    tracked.forget_writes();
                     continue;
                 }
             }
             let cpus = told.weight() * profiling.overhead_limit;
             let allowance = Nanos::from_secs_f64(cpus * interval.as_secs_f64());
-            if tracked.is_counted()
-                && (tracked.savings).is_due(allowance, tracked.extent, profiling.write_fault)
+            let (extent, fault) = (tracked.extent, profiling.write_fault);
+            if tracked.is_counted() && (tracked.savings).is_due(allowance, extent, fault, &mut left)
             {
                 tracked.patience.asks();
                 asked.push((target.id, target.pid));

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::accesses::Latest;
-use crate::tiering::observation::{Looked, TargetId};
+use crate::tiering::observation::{Exclusion, Forgotten, Looked, TargetId, TargetMap};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
 use crate::tiering::region::{Adapted, Alike, Asked, Region, RegionMap, Thresholds};
 use crate::tiering::sampling;
 use crate::tiering::writes::{Extent, Patience, Savings};
-use crate::units::{HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
+use crate::units::{Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
 
 /// Weight of the newest epoch in where a target's CPUs are.
 const SHARE_EMA: f64 = 0.3;
@@ -133,13 +133,22 @@ impl Counted {
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    fn extent(&self) -> Extent {
+    fn extent(&self, beside: u64) -> Extent {
         Extent {
-            entries: self.entries,
-            // `as` saturates, and a page more or less is nothing.
-            written: self.is_known.then_some(self.written as u64),
+            entries: self.entries.saturating_add(beside),
+            // `as` saturates, and a page more or less is nothing. All that is beside may be written.
+            written: (self.is_known).then_some((self.written as u64).saturating_add(beside)),
         }
     }
+}
+
+/// Entries of a target's page tables that its regions do not have: a walk goes through them all the same.
+pub(super) fn beside(target: &TargetMap) -> u64 {
+    use Exclusion::{Configured, Locked, Policy};
+    let private = |why: &Exclusion| matches!(why, Locked | Policy | Configured);
+    let excluded = target.excluded.iter().filter(|(why, _)| private(why));
+    let excluded: Bytes = excluded.map(|(_, bytes)| *bytes).sum();
+    (target.beside + excluded).pages()
 }
 
 impl Tracked {
@@ -179,25 +188,42 @@ impl Tracked {
     }
 
     /// Learns what samples tell beside how hot regions are, and brings up to date what
-    /// follows from the regions; with `measures` also what asking for its writes would cost.
-    /// Shows `each` of the regions with its samples.
+    /// follows from the regions; if it `measures` also what asking for its writes would cost, with so many
+    /// entries [`beside`]. Shows `each` of the regions with its samples; tells how many were parted.
     pub(super) fn record(
         &mut self,
         samples: Looked<'_>,
         asked: Asked,
-        measures: bool,
+        measures: Option<u64>,
         mut each: impl FnMut(&Region, Looked<'_>),
-    ) {
+    ) -> u64 {
         let mut counted = Counted::default();
-        self.map.record(samples, asked, |region, mine| {
-            counted.add(region, measures);
+        let parted = self.map.record(samples, asked, |region, mine| {
+            counted.add(region, measures.is_some());
             each(region, mine);
         });
         (self.uncounted, self.useful) = (counted.uncounted, counted.useful);
         (self.unknown, self.present) = (counted.unknown, counted.present);
         self.has_derived = counted.has_derived;
-        if measures {
-            self.extent = counted.extent();
+        if let Some(beside) = measures {
+            self.extent = counted.extent(beside);
+        }
+        parted
+    }
+
+    /// Whether it forgot what it had written when the epoch began; learns from that what a walk takes.
+    pub(super) fn has_forgotten(&mut self, id: TargetId, all: &[Forgotten]) -> bool {
+        let mine = all.iter().find(|forgotten| forgotten.target == id);
+        if let Some(mine) = mine {
+            self.savings.learn(mine.took, self.extent.entries);
+        }
+        mine.is_some()
+    }
+
+    /// What is not weighed is not known: it keeps no regions apart.
+    pub(super) fn forget_writes(&mut self) {
+        if self.extent.written.take().is_some() {
+            self.map.forget_writes();
         }
     }
 

@@ -7,19 +7,22 @@
 //!
 //! **Approach.** Of all places between two samples the one where the shares that are written on either side
 //! differ most, weighted by how many samples they are of (variance between groups). It is cut there if they differ by [`PARTED`] and
-//! there are [`EACH`] samples on either side, in the middle between two of them; once per region and asked epoch.
+//! there are [`EACH`] samples on either side, in the middle between two of them; once per region and asked epoch. Of so
+//! few samples some part by chance: what moves waits for what the next epoch says of either side.
 //!
 //! **Limits.** Of what alternates in small pieces no one place parts most of it: that stays together.
 
 use super::Region;
-use super::told::Part;
+use super::told::{Part, UNDECIDED};
 use crate::tiering::observation::Looked;
-use crate::units::VirtAddr;
+use crate::units::{Bytes, VirtAddr};
 
 /// So much more of what lies on one side has to be written.
 const PARTED: f32 = 0.6;
 /// Samples on either side at least.
 const EACH: usize = 4;
+/// Weight of that epoch: it alone makes neither side written nor read, but keeps them apart.
+const BELIEVED: f32 = 0.6;
 
 /// Where to cut, as the number of samples before that, and the shares that are written before and after it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,8 +32,9 @@ struct Place {
 }
 
 impl Region {
-    /// Both parts of it if its samples, of an epoch about which it was asked what is written, part it so.
-    pub(super) fn parted(&self, samples: Looked<'_>) -> Option<[Self; 2]> {
+    /// Both parts of it, none smaller than `least`, if its samples, of an epoch about which it was asked what is
+    /// written, part it so.
+    pub(super) fn parted(&self, samples: Looked<'_>, least: Bytes) -> Option<[Self; 2]> {
         let used = samples.iter().filter(|(_, tally)| tally.accessed > 0);
         let used: Vec<(VirtAddr, bool)> = used.map(|(s, tally)| (s.addr, tally.written)).collect();
         let place = place(&used)?;
@@ -38,8 +42,11 @@ impl Region {
         // No folio is cut, and the sample after it stays after it.
         let middle = VirtAddr(u64::midpoint(before, after + 1)).align_down(self.folio_bytes());
         let (low, high) = self.range.split_at(middle)?;
+        if low.bytes().min(high.bytes()) < least {
+            return None;
+        }
         let part = |range, share| Self {
-            writing: Part::of(share),
+            writing: Part::of(UNDECIDED + BELIEVED * (share - UNDECIDED)),
             doubt: None,
             quota: self.quota.div_ceil(2),
             ..self.part(range)
@@ -112,17 +119,26 @@ mod tests {
         assert_eq!(map.regions().len(), 1);
         let asked = |writes| Asked {
             writes,
+            parts: Some(Bytes::from_mib(1)),
             ..Asked::default()
         };
         map.record_of(&seen, asked(false));
         assert_eq!(map.regions().len(), 1, "nobody asked");
-        for _ in 0..3 {
+        let too_small = Asked {
+            parts: Some(Bytes::from_mib(6)),
+            ..asked(true)
+        };
+        map.record_of(&seen, too_small);
+        assert_eq!(map.regions().len(), 1, "of less than 6 MiB");
+        map.forget_writes();
+        for shares in [[0.2, 0.8], [0.1, 0.9], [0.05, 0.95]] {
             map.record_of(&seen, asked(true));
             map.adapt_to(&seen, 3, Thresholds::FOR_TESTS);
             let found = map.regions().iter();
             let found: Vec<_> = found.map(|r| (r.range().end().0, r.writing())).collect();
             let half = 5 * MIB + MIB / 2;
-            assert_eq!(found, [(half, Some(0.0)), (16 * MIB, Some(1.0))]);
+            let parts = [half, 16 * MIB].into_iter().zip(shares.map(Some));
+            assert_eq!(found, Vec::from_iter(parts));
         }
     }
 

@@ -59,6 +59,7 @@ mod tests {
     const EPOCH: Asked = Asked {
         quiet: Some(Nanos::from_secs(10)),
         writes: false,
+        parts: None,
     };
 
     fn range(start: u64, end: u64) -> PageRange {

@@ -4,10 +4,10 @@ use super::{Region, RegionMap, take_in};
 #[cfg(test)]
 use crate::tiering::observation::{AccessSet, Sample};
 use crate::tiering::observation::{Looked, Tally};
-use crate::units::Nanos;
+use crate::units::{Bytes, Nanos};
 
 /// What a region that was never accessed is held to write, so that one epoch alone says little.
-const UNDECIDED: f32 = 0.5;
+pub(super) const UNDECIDED: f32 = 0.5;
 
 /// What to learn from an epoch's samples beside how hot regions are, and who shares them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Asked {
     pub quiet: Option<Nanos>,
     /// What is written: samples tell since the epoch's begin.
     pub writes: bool,
+    /// Regions are parted where what is written ends, in parts of no less than this; `None`: never.
+    pub parts: Option<Bytes>,
 }
 
 /// A share, 0 to 1, as far as known: in a byte, as there are a million regions.
@@ -48,13 +50,13 @@ impl Part {
 
 impl RegionMap {
     /// What `samples` of this target, sorted, tell beside how hot it is; shows `each` of
-    /// the regions with its own. In one pass: a million of them do not fit into a cache.
+    /// the regions with its own, and tells how many were parted. In one pass: a million of them do not fit into a cache.
     pub fn record(
         &mut self,
         samples: Looked<'_>,
         asked: Asked,
         mut each: impl FnMut(&Region, Looked<'_>),
-    ) {
+    ) -> u64 {
         let mut rest = samples;
         let mut parted: Vec<(usize, [Region; 2])> = Vec::new();
         for (at, region) in self.regions.iter_mut().enumerate() {
@@ -66,12 +68,15 @@ impl RegionMap {
                 }
                 if asked.writes {
                     region.record_writes(mine);
-                    parted.extend(region.parted(mine).map(|parts| (at, parts)));
+                    let parts = asked.parts.and_then(|least| region.parted(mine, least));
+                    parted.extend(parts.map(|parts| (at, parts)));
                 }
             }
             each(region, mine);
         }
+        let count = parted.len() as u64;
         self.put_parts(parted);
+        count
     }
 
     /// In the place of these regions, by their number, their parts.
@@ -146,7 +151,7 @@ mod tests {
     use super::*;
     use crate::tiering::observation::TargetId;
     use crate::tiering::region::Thresholds;
-    use crate::units::{Bytes, PageRange, Pid, VirtAddr};
+    use crate::units::{PageRange, Pid, VirtAddr};
 
     const MIB: u64 = 1 << 20;
 

@@ -139,6 +139,7 @@ impl Planner<'_, '_> {
         up.reverse();
         down.reverse();
         let first = most.max(0.0) as u64 / MAKES_ROOM;
+        let gained = (1.0 - 1.0 / late) * saved;
         let mut moved = Bytes::ZERO;
         // As much comes as goes, a piece after the other: it may end at any of them.
         while let (Some((hot, come)), Some((cold, gone))) = (up.last_mut(), down.last_mut()) {
@@ -149,14 +150,16 @@ impl Planner<'_, '_> {
             let mut bytes = whole(both.min(self.free.on(node)));
             let mut down_to = node;
             let enough = whole(both.min(Bytes(first.max(folio))));
+            // By itself a node that is all but full would have as many exchanges as it has room for one.
+            let least = whole(both.min(Bytes((first / MAKES_ROOM).max(folio))));
             if bytes < enough
-                && let Some(third) = self.beyond(target, node, enough)
+                && let Some(third) = self.beyond((target, node), enough, gained)
             {
                 // What leaves the node makes room there for what follows.
                 bytes = enough;
                 down_to = third;
             }
-            if bytes.is_zero() {
+            if bytes.is_zero() || bytes < least {
                 // Less than a folio is left of one of them, or no room anywhere.
                 if come < gone {
                     up.pop();
@@ -177,14 +180,17 @@ impl Planner<'_, '_> {
         !moved.is_zero()
     }
 
-    /// The next node slower than this one that has so much room and is not later.
-    fn beyond(&self, target: u32, node: NodeId, bytes: Bytes) -> Option<NodeId> {
+    /// The next node slower than this one that has so much room and is not later, unless what waits longer there
+    /// loses more than the rest gains, a byte of each.
+    fn beyond(&self, (target, node): (u32, NodeId), bytes: Bytes, gained: f64) -> Option<NodeId> {
         let tiers = self.idle.targets[target as usize].tiers;
         let rank = tiers.rank_of(node)?;
         let mut slower = tiers.ranks()[rank + 1..].iter();
         slower.find_map(|rank| {
             let (found, room) = self.free.roomiest(rank)?;
-            (room >= bytes && self.late(found) <= self.late(node)).then_some(found)
+            let longer = self.answers(target, found) - self.answers(target, node);
+            let pays = longer / (MAKES_ROOM as f64) < gained;
+            (pays && room >= bytes && self.late(found) <= self.late(node)).then_some(found)
         })
     }
 
