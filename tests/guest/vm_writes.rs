@@ -4,12 +4,18 @@
 // vm: topology=4tier timeout=240
 
 use std::fs;
+use std::process::{Child, Command};
+use std::time::Duration;
 
+use hmkeeper::ports::WriteWatch;
 use hmkeeper::record::{Replay, file::Reader};
+use hmkeeper::sys::root::Root;
+use hmkeeper::sys::soft_dirty::SoftDirty;
 use hmkeeper::tiering::region::RegionMap;
+use hmkeeper::tiering::settings::Asking;
 use hmkeeper::units::PageRange;
 
-use crate::common::{self, Site, Workload, halves, in_guest, percent, seconds, target};
+use crate::common::{self, Site, Workload, halves, in_guest, percent, pid_of, seconds, target};
 
 /// What watching may cost: the default.
 const LIMIT: f64 = 0.05;
@@ -134,15 +140,67 @@ fn unless_it_is_to_be_asked_the_kernels_marks_stay() {
     }
     let workload = workload("16MiB");
     let (read, _) = halves(workload.range);
-    let site = Site::new();
-    site.write_config_of(workload.pid(), "writes = false");
-    let mut daemon = site.start();
-    daemon.until_watching(workload.pid());
-    let status = daemon.epochs(4);
-    assert!(target(&status, workload.pid()).expect("the target")["written_bytes"].is_null());
-    let metrics = daemon.metrics();
-    assert_eq!(metrics.sum("hmkeeper_written_bytes", &[]), None);
-    daemon.stop();
-    // As it was filled: nobody has had it forget that.
-    assert!(soft_dirty(workload.pid(), read) > 0.99);
+    // Nor by default, where no slow node holds any of it.
+    for setting in ["writes = false", "writes = \"auto\""] {
+        let site = Site::new();
+        site.write_config_of(workload.pid(), setting);
+        let mut daemon = site.start();
+        daemon.until_watching(workload.pid());
+        let status = daemon.epochs(3);
+        assert!(target(&status, workload.pid()).expect("the target")["written_bytes"].is_null());
+        let metrics = daemon.metrics();
+        assert_eq!(metrics.sum("hmkeeper_written_bytes", &[]), None);
+        daemon.stop();
+        // As it was filled: nobody has had it forget that.
+        assert!(soft_dirty(workload.pid(), read) > 0.99, "{setting}");
+    }
+}
+
+/// A program that waits, run by a shell after `first`.
+struct Waiting(Child);
+
+impl Waiting {
+    fn after(first: &str) -> Self {
+        let script = format!("{first} exec sleep 1000");
+        let child = Command::new("sh").args(["-c", &script]).spawn();
+        let child = child.expect("a shell");
+        let is_there = || {
+            fs::read_to_string(format!("/proc/{}/comm", child.id()))
+                .is_ok_and(|name| name.trim() == "sleep")
+        };
+        while !is_there() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Self(child)
+    }
+
+    /// Whether a daemon of this setting that begins now has it forget.
+    fn forgets(&self, asking: Asking) -> bool {
+        let mut watch = SoftDirty::open(&Root::host()).expect("soft-dirty bits");
+        watch
+            .forget(pid_of(self.0.id()), asking)
+            .expect("asked")
+            .is_some()
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn marks_that_are_somebody_elses_stay() {
+    if !in_guest() {
+        return;
+    }
+    let own = Waiting::after("exec 3</proc/$$/pagemap;");
+    assert!(!own.forgets(Asking::Always), "it looks at its own");
+    let plain = Waiting::after("");
+    assert!(plain.forgets(Asking::Auto));
+    // What another daemon asks now was asked before, unless somebody says that it may be.
+    assert!(!plain.forgets(Asking::Auto));
+    assert!(plain.forgets(Asking::Always));
 }
