@@ -101,11 +101,13 @@ impl WriteWatch for SoftDirty {
             Err(error) if is_gone(&error) => Ok(None),
             // Of others it may be allowed.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                if !std::mem::replace(&mut self.said_so, true) {
-                    tracing::info!(
-                        %pid,
-                        "what targets of other users write is not asked: that takes CAP_DAC_OVERRIDE"
-                    );
+                let said_so = std::mem::replace(&mut self.said_so, true);
+                let why =
+                    "what targets of other users write is not asked: that takes CAP_DAC_OVERRIDE";
+                match asking {
+                    _ if said_so => {}
+                    Asking::Always => tracing::warn!(%pid, "profiling.writes: {why}"),
+                    _ => tracing::info!(%pid, "{why}"),
                 }
                 Ok(None)
             }
