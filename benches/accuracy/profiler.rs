@@ -4,8 +4,8 @@ use hmkeeper::tiering::engine::Engine;
 use hmkeeper::tiering::governor::AIM;
 use hmkeeper::tiering::looks::{Looks, Role};
 use hmkeeper::tiering::observation::{
-    AccessSet, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, Share, TargetId,
-    TargetKind, TargetMap,
+    AccessSet, Beside, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, Share,
+    TargetId, TargetKind, TargetMap,
 };
 use hmkeeper::tiering::pageout::Paging;
 use hmkeeper::tiering::plan::{MoveOutcome, Sweep};
@@ -141,7 +141,7 @@ impl Ours {
                 cpu_share: vec![(NodeId(0), 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),
-                beside: Bytes(0),
+                beside: Beside::default(),
                 share: Share::default(),
             }],
             accesses,

@@ -1,7 +1,7 @@
 use super::*;
 use crate::tiering::observation::{
-    AccessSet, CacheUsage, EpochCost, Exclusion, Forgotten, NodeUsage, RangeResidency, ReadLatency,
-    Sample, Seen, Share, TargetId, TargetKind, TargetMap,
+    AccessSet, Beside, CacheUsage, EpochCost, Exclusion, Forgotten, NodeUsage, RangeResidency,
+    ReadLatency, Sample, Seen, Share, TargetId, TargetKind, TargetMap,
 };
 use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Paging, Swap};
 use crate::tiering::plan::{
@@ -48,7 +48,7 @@ pub(super) fn observation(at: u64) -> Observation {
         cpu_share: vec![(NodeId(0), 1.0)],
         allowed_nodes: Some(vec![NodeId(0)]),
         excluded: vec![(Exclusion::Locked, Bytes(4096))],
-        beside: Bytes(0),
+        beside: Beside::default(),
         share: Share::default(),
     };
     let moved = MoveResult {

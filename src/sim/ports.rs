@@ -8,12 +8,12 @@ use crate::ports::{
     SamplerKind, Selector, TargetEvent, TargetSpec, Targets, Wake, WriteWatch,
 };
 use crate::tiering::observation::{
-    AccessSet, NodeUsage, RangeResidency, Sample, Seen, Share, TargetKind, TargetMap,
+    AccessSet, Beside, NodeUsage, RangeResidency, Sample, Seen, Share, TargetKind, TargetMap,
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Sweep};
 use crate::tiering::settings::Asking;
 use crate::tiering::writes::WRITE_FAULT;
-use crate::units::{Bytes, Nanos, NodeId, Pid};
+use crate::units::{Nanos, NodeId, Pid};
 
 /// All ports of one machine.
 pub fn ports(machine: &Shared) -> Ports {
@@ -89,7 +89,7 @@ impl Targets for SimTargets {
                 cpu_share: vec![(process.home, 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),
-                beside: Bytes(0),
+                beside: Beside::default(),
                 share: Share::default(),
             });
         }

@@ -183,8 +183,8 @@ fn may_move_shared(root: &Root) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiering::observation::{Share, TargetId, TargetKind, TargetMap};
-    use crate::units::{Bytes, Nanos, NodeId};
+    use crate::tiering::observation::{Beside, Share, TargetId, TargetKind, TargetMap};
+    use crate::units::{Nanos, NodeId};
     use proptest::prelude::*;
 
     const PRESENT: u64 = 1 << 63;
@@ -202,7 +202,7 @@ mod tests {
             cpu_share: Vec::new(),
             allowed_nodes: None,
             excluded: Vec::new(),
-            beside: Bytes(0),
+            beside: Beside::default(),
             share: Share {
                 entry,
                 ..Share::default()

@@ -26,7 +26,7 @@ use super::root::Root;
 use crate::ports::{PortError, Selector, TargetEvent, TargetSpec, Targets};
 use crate::tiering::observation::{Share, TargetId, TargetMap};
 use crate::tiering::tier::TierTable;
-use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid};
+use crate::units::{Nanos, NodeId, PageRange, Pid};
 
 mod attributes;
 mod eligible;
@@ -306,6 +306,7 @@ impl SysTargets {
         let share = status.shared_kib as f64 / present as f64;
         watched.lends = largest.map(|(_, owner)| (owner, share));
         self.share_cpu(pid, watched);
+        let beside = status.beside();
         let allowed = status
             .mems_allowed
             .filter(|allowed| !self.nodes.iter().all(|n| allowed.contains(n)))
@@ -324,7 +325,7 @@ impl SysTargets {
             memory_time: Nanos::ZERO,
             cpu_share: watched.cpu_share.clone(),
             allowed_nodes: allowed,
-            beside: Bytes(status.beside_kib.saturating_mul(1024)),
+            beside,
             share: Share {
                 entry: watched.entry,
                 weight: watched.spec.weight,

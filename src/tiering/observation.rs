@@ -55,11 +55,21 @@ pub struct TargetMap {
     pub allowed_nodes: Option<Vec<NodeId>>,
     /// What is mapped but never touched by us, by why.
     pub excluded: Vec<(Exclusion, Bytes)>,
-    /// What its page tables have to hold beside private memory that is present: files, shared memory, what is
-    /// swapped out.
-    pub beside: Bytes,
+    /// What its page tables hold beside private memory that is present.
+    pub beside: Beside,
     /// What it is due of the fastest memory beside others.
     pub share: Share,
+}
+
+/// What page tables hold beside private memory that is present, eligible or not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beside {
+    /// Pages of files.
+    pub files: Bytes,
+    /// Shared memory.
+    pub shared: Bytes,
+    /// What is swapped out.
+    pub swapped: Bytes,
 }
 
 /// A target's claim to the fastest memory.

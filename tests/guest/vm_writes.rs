@@ -140,8 +140,8 @@ fn unless_it_is_to_be_asked_the_kernels_marks_stay() {
     }
     let workload = workload("16MiB");
     let (read, _) = halves(workload.range);
-    // Nor by default, where no slow node holds any of it.
-    for setting in ["writes = false", "writes = \"auto\""] {
+    // Nor by default, where nobody says that a node answers late.
+    for setting in ["writes = false", "latency = false\nwrites = \"auto\""] {
         let site = Site::new();
         site.write_config_of(workload.pid(), setting);
         let mut daemon = site.start();

@@ -10,7 +10,8 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::sys::root::Root;
 use crate::sys::text;
-use crate::units::{Nanos, NodeId, Pid};
+use crate::tiering::observation::Beside;
+use crate::units::{Bytes, Nanos, NodeId, Pid};
 
 /// `PF_KTHREAD` of include/linux/sched.h.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -91,8 +92,9 @@ pub(super) struct Status {
     pub(super) shared_kib: u64,
     /// The same of its anonymous memory.
     pub(super) anonymous_kib: u64,
-    /// The same of files, of shared memory, and what is swapped out.
-    pub(super) beside_kib: u64,
+    /// The same of files, and how much is swapped out, in KiB.
+    pub(super) files_kib: u64,
+    pub(super) swapped_kib: u64,
 }
 
 impl Status {
@@ -110,15 +112,23 @@ impl Status {
                 }
                 "VmLck" => status.locked_kib = kib(value),
                 "RssAnon" => status.anonymous_kib = kib(value),
-                "RssShmem" => {
-                    status.shared_kib = kib(value);
-                    status.beside_kib += kib(value);
-                }
-                "RssFile" | "VmSwap" => status.beside_kib += kib(value),
+                "RssShmem" => status.shared_kib = kib(value),
+                "RssFile" => status.files_kib = kib(value),
+                "VmSwap" => status.swapped_kib = kib(value),
                 _ => {}
             }
         }
         status
+    }
+
+    /// What its page tables hold beside private memory that is present.
+    pub(super) fn beside(&self) -> Beside {
+        let bytes = |kib: u64| Bytes(kib.saturating_mul(1024));
+        Beside {
+            files: bytes(self.files_kib),
+            shared: bytes(self.shared_kib),
+            swapped: bytes(self.swapped_kib),
+        }
     }
 
     pub(super) fn of(root: &Root, pid: Pid) -> Option<Self> {
@@ -273,7 +283,7 @@ mod tests {
         assert_eq!(status.process, Some(Pid(12)));
         let kib = [status.locked_kib, status.anonymous_kib, status.shared_kib];
         assert_eq!(kib, [8, 9, 12]);
-        assert_eq!(status.beside_kib, 17);
+        assert_eq!([status.files_kib, status.swapped_kib], [4, 1]);
         assert_eq!(
             status.mems_allowed,
             Some(vec![NodeId(0), NodeId(2), NodeId(3)])

@@ -1,12 +1,12 @@
 use super::*;
 use crate::tiering::observation::{
-    AccessSet, EpochCost, NodeUsage, RangeResidency, Seen, Share, TargetKind,
+    AccessSet, Beside, EpochCost, NodeUsage, RangeResidency, Seen, Share, TargetKind,
 };
 use crate::tiering::pageout::Paging;
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
 use crate::tiering::report::Hold;
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, Tier};
-use crate::units::{Bytes, NodeId, PageRange, Pid, VirtAddr};
+use crate::units::{NodeId, PageRange, Pid, VirtAddr};
 
 pub(super) const MIB: u64 = 1 << 20;
 pub(super) const ID: TargetId = TargetId(4);
@@ -80,7 +80,7 @@ pub(super) fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> 
             cpu_share: vec![(NodeId(0), 1.0)],
             allowed_nodes: None,
             excluded: Vec::new(),
-            beside: Bytes(0),
+            beside: Beside::default(),
             share: Share::default(),
         }],
         accesses,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::accesses::Latest;
-use crate::tiering::observation::{Exclusion, Forgotten, Looked, TargetId, TargetMap};
+use crate::tiering::observation::{Beside, Exclusion, Forgotten, Looked, TargetId, TargetMap};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
 use crate::tiering::region::{Adapted, Alike, Asked, Region, RegionMap, Thresholds};
@@ -133,22 +133,31 @@ impl Counted {
     }
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    fn extent(&self, beside: u64) -> Extent {
+    fn extent(&self, (beside, shared): (u64, u64)) -> Extent {
         Extent {
             entries: self.entries.saturating_add(beside),
-            // `as` saturates, and a page more or less is nothing. All that is beside may be written.
-            written: (self.is_known).then_some((self.written as u64).saturating_add(beside)),
+            // `as` saturates, and a page more or less is nothing. All that is shared may be written.
+            written: (self.is_known).then_some((self.written as u64).saturating_add(shared)),
         }
     }
 }
 
-/// Entries of a target's page tables that its regions do not have: a walk goes through them all the same.
-pub(super) fn beside(target: &TargetMap) -> u64 {
+/// Entries of a target's page tables that its regions do not have, and those of them that are of shared memory: a
+/// walk goes through them all the same.
+pub(super) fn beside(target: &TargetMap) -> (u64, u64) {
     use Exclusion::{Configured, Locked, Policy};
     let private = |why: &Exclusion| matches!(why, Locked | Policy | Configured);
     let excluded = target.excluded.iter().filter(|(why, _)| private(why));
     let excluded: Bytes = excluded.map(|(_, bytes)| *bytes).sum();
-    (target.beside + excluded).pages()
+    let Beside {
+        files,
+        shared,
+        swapped,
+    } = target.beside;
+    (
+        (files + shared + swapped + excluded).pages(),
+        shared.pages(),
+    )
 }
 
 impl Tracked {
@@ -194,7 +203,7 @@ impl Tracked {
         &mut self,
         samples: Looked<'_>,
         asked: Asked,
-        measures: Option<u64>,
+        measures: Option<(u64, u64)>,
         mut each: impl FnMut(&Region, Looked<'_>),
     ) -> u64 {
         let mut counted = Counted::default();

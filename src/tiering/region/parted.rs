@@ -137,8 +137,8 @@ mod tests {
             let found = map.regions().iter();
             let found: Vec<_> = found.map(|r| (r.range().end().0, r.writing())).collect();
             let half = 5 * MIB + MIB / 2;
-            let parts = [half, 16 * MIB].into_iter().zip(shares.map(Some));
-            assert_eq!(found, Vec::from_iter(parts));
+            let [low, high] = shares.map(Some);
+            assert_eq!(found, [(half, low), (16 * MIB, high)]);
         }
     }
 
