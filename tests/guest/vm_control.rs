@@ -72,11 +72,17 @@ fn who_pauses_resumes_and_detaches_is_obeyed() {
     }
     let (mut first, mut second) = (workload(), workload());
     let site = Site::new();
-    site.write_config(&body(first.pid(), ""));
+    // Nobody is watched before it is paused: what it sees of the first epochs is enough to move something.
+    let pid = format!("pid = {}", first.pid());
+    site.write_config(&body(first.pid(), "").replace(&pid, "comm = \"nobody\""));
     let mut daemon = site.start();
-    // Before it has seen enough to move anything.
+    wait_for("a daemon that pauses", PATIENCE, || {
+        let output = daemon.control(&["pause"]);
+        let done = output.status.success().then_some(());
+        done.ok_or_else(|| show(&output))
+    });
+    tell(&daemon, &["attach", &first.pid().to_string()]);
     daemon.until_watching(first.pid());
-    tell(&daemon, &["pause"]);
     daemon.epochs(1);
     let before = daemon.metrics().moved_bytes();
     let status = daemon.epochs(4);

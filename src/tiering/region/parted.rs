@@ -12,8 +12,8 @@
 //!
 //! **Limits.** Of what alternates in small pieces no one place parts most of it: that stays together.
 
-use super::Region;
-use super::told::{Part, UNDECIDED};
+use super::told::{Part, UNDECIDED, share_of};
+use super::{Region, take_in};
 use crate::tiering::observation::Looked;
 use crate::units::{Bytes, VirtAddr};
 
@@ -45,7 +45,12 @@ impl Region {
         if low.bytes().min(high.bytes()) < least {
             return None;
         }
-        let part = |range, share| Self {
+        let mut rest = samples;
+        let mut part = |range, share| Self {
+            written: Part::of(f32::midpoint(
+                self.written().unwrap_or(UNDECIDED),
+                share_of(take_in(&mut rest, range), |tally| tally.written),
+            )),
             writing: Part::of(UNDECIDED + BELIEVED * (share - UNDECIDED)),
             doubt: None,
             quota: self.quota.div_ceil(2),
