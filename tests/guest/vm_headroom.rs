@@ -1,7 +1,7 @@
 //! What is allocated in a burst lies on the fastest node at once where headroom was kept
 //! for it: what went cold has left.
 //!
-// vm: topology=4tier timeout=300
+// vm: topology=4tier timeout=300 aside=1
 
 use hmkeeper::ports::Residency;
 use hmkeeper::sys::residency::SysResidency;

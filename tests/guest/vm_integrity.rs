@@ -2,7 +2,7 @@
 //! while its pages are moved among all four nodes, and while the daemon is
 //! killed at random moments.
 //!
-// vm: topology=4tier timeout=400 long-timeout=1800 once
+// vm: topology=4tier timeout=400 long-timeout=1800 once aside=1
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;

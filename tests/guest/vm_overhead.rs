@@ -157,7 +157,7 @@ fn agrees(sampler: &str) {
     daemon.epochs(short_or_full(SETTLED, AFTER));
     let last = both(&daemon, kernel.as_ref());
     let now = watching(&daemon, workload.pid());
-    let slower = slowdown(&mut workload, &daemon, short_or_full(3, 15));
+    let slower = slowdown(&mut workload, &daemon, short_or_full(1, 15));
     let share = (now.0 - watched.0) / (now.1 - watched.1);
     println!(
         "{sampler}: watching cost {} of the target's CPU time",
@@ -196,7 +196,7 @@ fn agrees(sampler: &str) {
     let side = overhead["target"].as_f64().expect("overhead.target");
     assert!(side > 0.0, "the target pays nothing? {overhead}");
     let median = slower[slower.len() / 2];
-    // The host is noisy, fifteen pairs less so than three.
+    // The host is noisy: of one pair only that the target was not nearly stopped can be asked.
     let most = short_or_full(0.5, 0.2);
     assert!(
         median < most,
