@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use hmkeeper::tiering::engine::Engine;
 use hmkeeper::tiering::observation::{
-    AccessSet, Beside, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, Share,
+    AccessSet, EpochCost, Mapped, NodeUsage, Observation, RangeResidency, Sample, Seen, Share,
     TargetId, TargetKind, TargetMap,
 };
 use hmkeeper::tiering::pageout::Paging;
@@ -95,7 +95,7 @@ fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observ
             cpu_share: vec![(NodeId(0), 1.0)],
             allowed_nodes: None,
             excluded: Vec::new(),
-            beside: Beside::default(),
+            mapped: Mapped::default(),
             share: Share::default(),
         }],
         accesses,

@@ -344,16 +344,22 @@ impl EpochLoop {
     /// Has the targets that the plan names forget what they wrote.
     fn forget(&mut self) {
         self.forgotten.clear();
+        let asking = self.settings.engine.profiling.writes;
+        if asking == Asking::Auto && (self.paused || !self.settings.moving) {
+            // Nothing would come of it.
+            return;
+        }
         let wanted = self.plan.as_ref().map(|plan| plan.forget.clone());
         for (target, pid) in wanted.unwrap_or_default() {
             let Some(writes) = &mut self.ports.writes else {
                 return;
             };
             let cpu = self.ports.clock.thread_cpu_time();
-            let done = writes.forget(pid, self.settings.engine.profiling.writes);
-            self.cost.forgetting += self.ports.clock.thread_cpu_time().saturating_sub(cpu);
+            let done = writes.forget(pid, asking);
+            let cost = self.ports.clock.thread_cpu_time().saturating_sub(cpu);
+            self.cost.forgetting += cost;
             match done {
-                Ok(Some(took)) => self.forgotten.push(Forgotten { target, took }),
+                Ok(Some(took)) => self.forgotten.push(Forgotten { target, took, cost }),
                 Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(%error, "no more is learnt of what targets write");

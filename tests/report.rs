@@ -8,7 +8,7 @@ use hmkeeper::ports::{Recorder, TargetSpec, Threads};
 use hmkeeper::record::file::Writer;
 use hmkeeper::sim::{self, Machine, Process, Touch};
 use hmkeeper::tiering::observation::{
-    AccessSet, Beside, EpochCost, NodeUsage, Observation, Share, TargetId, TargetKind, TargetMap,
+    AccessSet, EpochCost, Mapped, NodeUsage, Observation, Share, TargetId, TargetKind, TargetMap,
 };
 use hmkeeper::tiering::pageout::Paging;
 use hmkeeper::tiering::plan::MoveOutcome;
@@ -342,7 +342,7 @@ fn a_picture_does_not_grow_with_its_recording() {
         cpu_share: vec![],
         allowed_nodes: None,
         excluded: vec![],
-        beside: Beside::default(),
+        mapped: Mapped::default(),
         share: Share::default(),
     };
     for at in 1..=LONG {

@@ -4,7 +4,7 @@ use hmkeeper::tiering::engine::Engine;
 use hmkeeper::tiering::governor::AIM;
 use hmkeeper::tiering::looks::{Looks, Role};
 use hmkeeper::tiering::observation::{
-    AccessSet, Beside, EpochCost, NodeUsage, Observation, RangeResidency, Sample, Seen, Share,
+    AccessSet, EpochCost, Mapped, NodeUsage, Observation, RangeResidency, Sample, Seen, Share,
     TargetId, TargetKind, TargetMap,
 };
 use hmkeeper::tiering::pageout::Paging;
@@ -141,7 +141,7 @@ impl Ours {
                 cpu_share: vec![(NodeId(0), 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),
-                beside: Beside::default(),
+                mapped: Mapped::default(),
                 share: Share::default(),
             }],
             accesses,

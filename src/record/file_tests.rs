@@ -1,6 +1,6 @@
 use super::*;
 use crate::tiering::observation::{
-    AccessSet, Beside, CacheUsage, EpochCost, Exclusion, Forgotten, NodeUsage, RangeResidency,
+    AccessSet, CacheUsage, EpochCost, Exclusion, Forgotten, Mapped, NodeUsage, RangeResidency,
     ReadLatency, Sample, Seen, Share, TargetId, TargetKind, TargetMap,
 };
 use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Paging, Swap};
@@ -48,7 +48,7 @@ pub(super) fn observation(at: u64) -> Observation {
         cpu_share: vec![(NodeId(0), 1.0)],
         allowed_nodes: Some(vec![NodeId(0)]),
         excluded: vec![(Exclusion::Locked, Bytes(4096))],
-        beside: Beside::default(),
+        mapped: Mapped::default(),
         share: Share::default(),
     };
     let moved = MoveResult {
@@ -99,6 +99,7 @@ pub(super) fn observation(at: u64) -> Observation {
         forgotten: vec![Forgotten {
             target: target.id,
             took: Nanos(9),
+            cost: Nanos(11),
         }],
         nodes: vec![NodeUsage {
             node: NodeId(0),

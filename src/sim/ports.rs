@@ -8,7 +8,7 @@ use crate::ports::{
     SamplerKind, Selector, TargetEvent, TargetSpec, Targets, Wake, WriteWatch,
 };
 use crate::tiering::observation::{
-    AccessSet, Beside, NodeUsage, RangeResidency, Sample, Seen, Share, TargetKind, TargetMap,
+    AccessSet, Mapped, NodeUsage, RangeResidency, Sample, Seen, Share, TargetKind, TargetMap,
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Sweep};
 use crate::tiering::settings::Asking;
@@ -89,7 +89,7 @@ impl Targets for SimTargets {
                 cpu_share: vec![(process.home, 1.0)],
                 allowed_nodes: None,
                 excluded: Vec::new(),
-                beside: Beside::default(),
+                mapped: Mapped::default(),
                 share: Share::default(),
             });
         }

@@ -18,7 +18,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::pagemap::Pagemap;
+use super::pagemap::{Pagemap, is_gone};
 use super::root::Root;
 use super::targets::maps;
 use crate::units::{PAGE_BYTES, Pid, VirtAddr};
@@ -45,9 +45,11 @@ pub(super) fn by_open_files(root: &Root, pid: Pid) -> io::Result<Option<&'static
         if count == FILES {
             return Ok(Some("it has too many files open to look through them"));
         }
-        // One that was closed meanwhile is none.
-        let Ok(file) = entry.and_then(|entry| fs::read_link(entry.path())) else {
-            continue;
+        let file = match entry.and_then(|entry| fs::read_link(entry.path())) {
+            Ok(file) => file,
+            // One that was closed meanwhile is none.
+            Err(error) if is_gone(&error) => continue,
+            Err(error) => return Err(error),
         };
         let file = file.as_os_str().as_bytes();
         if file == b"anon_inode:kvm-vm" {

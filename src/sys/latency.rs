@@ -7,7 +7,7 @@
 //! foresees. Where their pages are is looked up before. What was read is evicted again. The
 //! median chain is believed, so that an interrupt or a busy CPU spoils nothing. Where there are
 //! several sockets, a CPU of the nearest one asks. Idle is the least mean of [`BLOCK`] turns in a row, of which the first
-//! follow each other when the probe is made: of single turns the least would be chance. It grows by [`RISES`] with each.
+//! follow each other when the probe is made: of single turns the least would be chance. It grows by [`RISES`] an hour.
 //!
 //! **Cost.** [`CHAINS`] × [`READS`] reads per node and turn, 50 to 200 µs of CPU time, and
 //! [`SIZE`] of each node.
@@ -16,7 +16,7 @@
 //! memory should lie is Colloid's.
 //!
 //! **Limits.** A node that has been busy whenever it was asked seems idle, and so does one that has been for so long that
-//! idle has grown as far: twice as much takes 350 blocks, of epochs of 10 s eight hours. One whose buffer was
+//! idle has grown as far: 1.2 times as late is less than a tenth late after five hours, twice as late after thirty. One whose buffer was
 //! moved away nevertheless is not asked. On CPUs whose caches a program cannot have give up a
 //! line nobody is asked.
 
@@ -39,8 +39,8 @@ const CHAINS: usize = 8;
 const READS: usize = 64;
 /// Turns whose mean may be idle.
 const BLOCK: u32 = 8;
-/// What idle grows by with each block: one that was quick by chance is not what others are measured by for ever.
-const RISES: f64 = 1.002;
+/// What idle grows by in an hour: a block that was quick by chance is not what others are measured by for ever.
+const RISES: f64 = 1.02;
 /// Of the buffer on each node.
 const SIZE: Bytes = Bytes::from_mib(2);
 /// A node has to have so many times that free, or is not asked. Not beyond its reserve: where the
@@ -66,8 +66,9 @@ struct Probed {
     /// Its ring, in words, and where in it the next chain begins.
     order: Vec<u32>,
     at: usize,
-    /// Nanoseconds of the turns of the block under way, and how many these are.
+    /// Nanoseconds of the turns of the block under way, how many these are, and when it began.
     block: (f64, u32),
+    began: Instant,
     idle: f64,
 }
 
@@ -144,7 +145,7 @@ impl Probed {
         let latency = |from: NodeId| tiers.path(from, node).map(|path| path.latency.value);
         let nearest = tiers.initiators().min_by_key(|from| latency(from.id))?;
         let buffer = Buffer::new(SIZE, HugePages::Wanted).and_then(|buffer| {
-            // Never so that the kernel had to reclaim for it.
+            // Not so that the kernel had to reclaim until there is room on this very node.
             buffer.prefer(node)?;
             Ok(buffer)
         });
@@ -163,6 +164,7 @@ impl Probed {
             buffer,
             at: 0,
             block: (0.0, 0),
+            began: Instant::now(),
             idle: f64::INFINITY,
         };
         let pages: Vec<VirtAddr> = probed.buffer.range().iter_pages().collect();
@@ -197,8 +199,9 @@ impl Probed {
         self.block = (self.block.0 + now, self.block.1 + 1);
         if self.block.1 == BLOCK {
             let mean = self.block.0 / f64::from(BLOCK);
-            self.idle = mean.min(RISES * self.idle);
-            self.block = (0.0, 0);
+            let hours = self.began.elapsed().as_secs_f64() / 3600.0;
+            self.idle = mean.min(RISES.powf(hours) * self.idle);
+            (self.block, self.began) = ((0.0, 0), Instant::now());
         }
         let idle = if self.idle.is_finite() {
             self.idle

@@ -183,7 +183,7 @@ fn may_move_shared(root: &Root) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiering::observation::{Beside, Share, TargetId, TargetKind, TargetMap};
+    use crate::tiering::observation::{Mapped, Share, TargetId, TargetKind, TargetMap};
     use crate::units::{Nanos, NodeId};
     use proptest::prelude::*;
 
@@ -202,7 +202,7 @@ mod tests {
             cpu_share: Vec::new(),
             allowed_nodes: None,
             excluded: Vec::new(),
-            beside: Beside::default(),
+            mapped: Mapped::default(),
             share: Share {
                 entry,
                 ..Share::default()

@@ -39,8 +39,10 @@ const FORGET: &str = "4";
 pub struct SoftDirty {
     root: Root,
     fault: Nanos,
-    /// When processes that were asked for, or found not to be ours to ask, began.
+    /// Processes that were looked at, by when they began.
     known: HashMap<Pid, (u64, Whose)>,
+    /// With so many of them those that have ended are dropped.
+    most_known: usize,
     /// Whether it was said that some targets may not be asked.
     said_so: bool,
 }
@@ -49,11 +51,14 @@ pub struct SoftDirty {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
     Ours,
+    /// Somebody's who needs them now, and may let go of them.
+    InUse,
+    /// Somebody's who has cleared them.
     Others,
 }
 
-/// Processes that are remembered at most: then all are looked at anew.
-const KNOWN: usize = 4096;
+/// Processes that are remembered before anyone is dropped.
+const KNOWN: usize = 1024;
 
 impl SoftDirty {
     /// Tries them on a page of our own.
@@ -71,6 +76,7 @@ impl SoftDirty {
                 root: root.clone(),
                 fault: time_faults(root).map_or(WRITE_FAULT, |fault| fault.max(WRITE_FAULT)),
                 known: HashMap::new(),
+                most_known: KNOWN,
                 said_so: false,
             }),
             Ok(Err(seen)) => Err(missing(format!(
@@ -126,35 +132,39 @@ impl SoftDirty {
             return Ok(false);
         };
         let known = self.known.get(&pid).filter(|known| known.0 == start);
-        let is_ours = match known {
-            Some((_, Whose::Others)) => return Ok(false),
-            Some((_, Whose::Ours)) => true,
-            None => false,
-        };
-        let mut why = bits_in_use::by_open_files(&self.root, pid)?;
+        let known = known.map(|&(_, whose)| whose);
+        let mut found = bits_in_use::by_open_files(&self.root, pid)?.map(|why| (Whose::InUse, why));
         // Else somebody has said so.
-        if asking == Asking::Auto {
+        if asking == Asking::Auto && found.is_none() {
             if bits_in_use::has_criu(Path::new("/")) {
-                why = why.or(Some(
-                    "CRIU is installed, whose incremental dumps need to know",
-                ));
-            }
-            if why.is_none() && !is_ours && bits_in_use::were_cleared(&self.root, pid)? {
-                why = Some("somebody has asked it before us");
+                let why = "CRIU is installed, whose incremental dumps need to know";
+                found = Some((Whose::InUse, why));
+            } else if known == Some(Whose::Others)
+                || known != Some(Whose::Ours) && bits_in_use::were_cleared(&self.root, pid)?
+            {
+                found = Some((Whose::Others, "somebody has asked it before us"));
             }
         }
-        let whose = match why {
-            None => Whose::Ours,
-            Some(why) => {
-                tracing::info!(%pid, "what it writes is not asked: {why}");
-                Whose::Others
-            }
-        };
-        if self.known.len() >= KNOWN {
-            self.known.clear();
+        let whose = found.map_or(Whose::Ours, |(whose, _)| whose);
+        if let Some((_, why)) = found
+            && known != Some(whose)
+        {
+            tracing::info!(%pid, "what it writes is not asked: {why}");
         }
-        self.known.insert(pid, (start, whose));
+        if known != Some(whose) {
+            self.remember(pid, (start, whose));
+        }
         Ok(whose == Whose::Ours)
+    }
+
+    fn remember(&mut self, pid: Pid, known: (u64, Whose)) {
+        if self.known.len() >= self.most_known {
+            let root = &self.root;
+            let lives = |pid: Pid| Stat::of(root, pid).map(|stat| stat.start_time);
+            self.known.retain(|&pid, known| lives(pid) == Some(known.0));
+            self.most_known = (2 * self.known.len()).max(KNOWN);
+        }
+        self.known.insert(pid, known);
     }
 }
 

@@ -306,7 +306,7 @@ impl SysTargets {
         let share = status.shared_kib as f64 / present as f64;
         watched.lends = largest.map(|(_, owner)| (owner, share));
         self.share_cpu(pid, watched);
-        let beside = status.beside();
+        let mapped = status.mapped();
         let allowed = status
             .mems_allowed
             .filter(|allowed| !self.nodes.iter().all(|n| allowed.contains(n)))
@@ -325,7 +325,7 @@ impl SysTargets {
             memory_time: Nanos::ZERO,
             cpu_share: watched.cpu_share.clone(),
             allowed_nodes: allowed,
-            beside,
+            mapped,
             share: Share {
                 entry: watched.entry,
                 weight: watched.spec.weight,

@@ -334,7 +334,7 @@ impl Engine {
         let asked = Asked {
             quiet: self.settings.page_out.is_some().then_some(passed),
             writes: asks && tracked.has_forgotten(target.id, &seen.forgotten),
-            parts: (profiling.split != SplitRule::Fixed).then_some(profiling.minimum_region),
+            parts: (profiling.split == SplitRule::Edges).then_some(profiling.minimum_region),
         };
         let mut tracing = Tracing::new(Lens {
             tiers: &self.tiers,
@@ -345,7 +345,7 @@ impl Engine {
             scans: profiling.scans,
             epoch: self.epoch,
         });
-        let measures = asks.then(|| tracked::beside(target));
+        let measures = asks.then_some(target.mapped);
         adapted.splits += tracked.record(mine, asked, measures, |region, mine| {
             tracing.add(region, mine);
         });

@@ -55,18 +55,20 @@ pub struct TargetMap {
     pub allowed_nodes: Option<Vec<NodeId>>,
     /// What is mapped but never touched by us, by why.
     pub excluded: Vec<(Exclusion, Bytes)>,
-    /// What its page tables hold beside private memory that is present.
-    pub beside: Beside,
+    /// What its page tables hold.
+    pub mapped: Mapped,
     /// What it is due of the fastest memory beside others.
     pub share: Share,
 }
 
-/// What page tables hold beside private memory that is present, eligible or not.
+/// What page tables hold, eligible or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beside {
+pub struct Mapped {
+    /// Private memory that is present.
+    pub anonymous: Bytes,
     /// Pages of files.
     pub files: Bytes,
-    /// Shared memory.
+    /// Shared memory, whoever moves it.
     pub shared: Bytes,
     /// What is swapped out.
     pub swapped: Bytes,
@@ -433,8 +435,10 @@ pub struct RangeResidency {
 pub struct Forgotten {
     /// Who.
     pub target: TargetId,
-    /// For how long its address space was held for that.
+    /// How long that took: its address space was held no longer.
     pub took: Nanos,
+    /// Our CPU time for it, and for finding out whether it may be asked.
+    pub cost: Nanos,
 }
 
 /// One node's memory now.

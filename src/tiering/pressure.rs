@@ -22,8 +22,11 @@ use crate::units::NodeId;
 const WEIGHT: f64 = 0.5;
 /// So many times the idle latency still counts as idle.
 const CALM: f64 = 1.5;
-/// The same where little is lost by a mistake. Nodes that nobody uses answer up to 1.05 times as late.
+/// The same where little is lost by a mistake. Nodes that nobody uses mostly answer up to 1.05 times as late.
 const ON_TIME: f64 = 1.1;
+/// The same where what is late for a while costs targets something: on a slow emulated host nodes that nobody uses
+/// answer up to 1.17 times as late for a while.
+const STILL_ON_TIME: f64 = 1.2;
 
 /// Who was a little late in so many epochs more than it was not has been for a while.
 const LASTS: u32 = 4;
@@ -63,7 +66,7 @@ impl Pressure {
             });
             let answers = &mut self.0[at];
             answers.ratio += WEIGHT * (now - answers.ratio);
-            answers.late_for = if answers.ratio > ON_TIME {
+            answers.late_for = if answers.ratio > STILL_ON_TIME {
                 (answers.late_for + 1).min(LONGEST)
             } else {
                 answers.late_for.saturating_sub(1)
@@ -148,11 +151,11 @@ mod tests {
             }
             !pressure.lasting().is_empty()
         };
-        assert!(!after(3, 130));
-        assert!(after(1, 130));
+        assert!(!after(3, 150));
+        assert!(after(1, 150));
         // One epoch on time is not enough once it has been late for long.
-        assert!(after(40, 130) && after(4, 100));
+        assert!(after(40, 150) && after(4, 100));
         assert!(!after(20, 100));
-        assert!(!after(40, 105), "a little is on time");
+        assert!(!after(40, 117), "a little is on time");
     }
 }

@@ -1,6 +1,7 @@
 //! When to ask a target which pages it writes.
 //!
-//! **Unit.** CPU nanoseconds, ours and the target's; pages are of 4 KiB.
+//! **Unit.** Nanoseconds, ours and the target's: of a walk those that passed, since nobody can tell how long of
+//! these it held the target; else CPU time. Pages are of 4 KiB.
 //!
 //! **Problem.** Telling written pages apart means that the kernel write-protects all
 //! of a process in one walk, during which a fault of the target waits, and that each
@@ -13,13 +14,15 @@
 //! (at first: all). A walk that would take longer than [`LONGEST_WALK`] is not begun,
 //! whatever was saved; what that is foreseen by fades to the guess.
 //!
-//! Walks of one epoch together are no longer than that either.
+//! Walks of one epoch together are not foreseen to be longer than that either. What finding out takes
+//! whether it may be asked is paid for afterwards, and who may not, or has ended, is let alone for [`REFUSED`] epochs.
 //!
 //! **Limits.** How long the first walk of a target takes is a guess. Of a target that
 //! large nothing is learnt: at 10 to 20 ns a page on bare
 //! metal that is 2 to 4 GiB in small pages, and a TiB in huge ones. What a fault costs
 //! is a model.
 
+use crate::tiering::observation::Forgotten;
 use crate::units::Nanos;
 
 /// Part of what watching a target may cost.
@@ -32,6 +35,9 @@ pub const WRITE_FAULT: Nanos = Nanos(1_000);
 const FIRST_GUESS: f64 = 20.0;
 /// What is kept in each epoch of how much slower a walk was that is not begun again for that.
 const FADES: f64 = 0.99;
+
+/// Who was not to be asked is let alone for so many epochs.
+const REFUSED: u64 = 16;
 
 /// Whoever was asked so often in vain is let alone for so many epochs, twice as many each time, at most so many.
 const IN_VAIN: u32 = 16;
@@ -53,12 +59,24 @@ pub struct Savings {
     saved: f64,
     /// Nanoseconds of a walk per entry.
     per_entry: Option<f64>,
+    /// Epochs for which it is let alone.
+    rests: u64,
 }
 
 impl Savings {
-    /// Learns that a walk of so many entries held them for so long.
-    pub fn learn(&mut self, took: Nanos, entries: u64) {
-        self.per_entry = Some(took.0 as f64 / entries.max(1) as f64);
+    /// Learns what came of a walk of so many entries.
+    pub fn learn(&mut self, forgotten: &Forgotten, entries: u64) {
+        let Forgotten { took, cost, .. } = forgotten;
+        let per_entry = took.0 as f64 / entries.max(1) as f64;
+        // One that seems to have been much slower than the last was interrupted or had to wait.
+        let most = self.per_entry.map_or(f64::INFINITY, |last| 2.0 * last);
+        self.per_entry = Some(per_entry.min(most));
+        self.saved -= cost.saturating_sub(*took).0 as f64;
+    }
+
+    /// It was asked, and was not to be.
+    pub fn refused(&mut self) {
+        self.rests = REFUSED;
     }
 
     /// Saves a part of `allowance`, what watching the target may cost in an epoch;
@@ -71,6 +89,10 @@ impl Savings {
         fault: Nanos,
         left: &mut Nanos,
     ) -> bool {
+        if self.rests > 0 {
+            self.rests -= 1;
+            return false;
+        }
         let walk = self.per_entry.unwrap_or(FIRST_GUESS) * extent.entries as f64;
         if extent.entries == 0 || walk > LONGEST_WALK.0 as f64 {
             self.saved = 0.0;
@@ -143,16 +165,25 @@ impl Patience {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tiering::observation::TargetId;
 
     const SMALL: Extent = Extent {
         entries: 16_384,
         written: Some(1_000),
     };
 
+    fn walk(took: Nanos) -> Forgotten {
+        Forgotten {
+            target: TargetId(1),
+            took,
+            cost: took,
+        }
+    }
+
     #[test]
     fn it_is_asked_as_often_as_is_paid_for() {
         let mut savings = Savings::default();
-        savings.learn(Nanos(16_384 * 20), 16_384);
+        savings.learn(&walk(Nanos(16_384 * 20)), 16_384);
         // A walk of 0.33 ms and a thousand faults, of 0.5 ms an epoch.
         let allowance = Nanos::from_millis(5);
         let asked = (0..300)
@@ -162,10 +193,57 @@ mod tests {
     }
 
     #[test]
+    fn finding_out_whether_it_may_be_asked_is_paid_for() {
+        let mut savings = Savings::default();
+        let allowance = Nanos::from_millis(50);
+        let mut epochs_until_due = || {
+            let due =
+                |_: &u32| savings.is_due(allowance, SMALL, WRITE_FAULT, &mut { LONGEST_WALK });
+            let epoch = (0..100).find(due);
+            // A walk of 0.3 ms, after 20 ms of looking.
+            let mut seen = walk(Nanos(16_384 * 20));
+            seen.cost = seen.took + Nanos::from_millis(20);
+            savings.learn(&seen, SMALL.entries);
+            epoch
+        };
+        assert_eq!(epochs_until_due(), Some(0));
+        assert_eq!(epochs_until_due(), Some(4));
+    }
+
+    #[test]
+    fn who_is_not_to_be_asked_is_let_alone_for_a_while_and_takes_nothing_of_the_others() {
+        let mut savings = Savings::default();
+        let mut asked = Vec::new();
+        let mut left = LONGEST_WALK;
+        for epoch in 0..40 {
+            if savings.is_due(Nanos::from_secs(1), SMALL, WRITE_FAULT, &mut left) {
+                asked.push(epoch);
+                savings.refused();
+            }
+        }
+        assert_eq!(asked, [0, 17, 34]);
+        let each = LONGEST_WALK.saturating_sub(left).0 as f64 / 3.0;
+        assert!((each - 16_384.0 * FIRST_GUESS).abs() < 10.0, "{each}");
+    }
+
+    #[test]
+    fn a_walk_that_was_interrupted_is_believed_in_part() {
+        let mut savings = Savings::default();
+        savings.learn(&walk(Nanos::from_millis(4)), 200_000);
+        savings.learn(&walk(Nanos::from_millis(24)), 200_000);
+        let extent = Extent {
+            entries: 200_000,
+            written: Some(0),
+        };
+        let allowance = Nanos::from_secs(1);
+        assert!(savings.is_due(allowance, extent, WRITE_FAULT, &mut { LONGEST_WALK }));
+    }
+
+    #[test]
     fn one_slow_walk_is_not_held_against_it_for_ever() {
         let mut savings = Savings::default();
         // 60 ms, and 0.3 as it is guessed.
-        savings.learn(Nanos::from_millis(60), SMALL.entries);
+        savings.learn(&walk(Nanos::from_millis(60)), SMALL.entries);
         let allowance = Nanos::from_millis(50);
         let first = (0..1000)
             .find(|_| savings.is_due(allowance, SMALL, WRITE_FAULT, &mut { LONGEST_WALK }));
@@ -204,7 +282,7 @@ mod tests {
             &mut { LONGEST_WALK }
         )));
         // One that was quicker than thought is.
-        savings.learn(Nanos::from_millis(2), 1 << 19);
+        savings.learn(&walk(Nanos::from_millis(2)), 1 << 19);
         assert!(
             savings.is_due(Nanos::from_secs(1), large, WRITE_FAULT, &mut {
                 LONGEST_WALK

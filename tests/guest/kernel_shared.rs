@@ -14,7 +14,7 @@ use hmkeeper::sys::numa::{Buffer, HugePages};
 use hmkeeper::sys::root::Root;
 use hmkeeper::sys::targets::SysTargets;
 use hmkeeper::sys::topology::SysTopology;
-use hmkeeper::tiering::observation::{Beside, Exclusion, Share, TargetId, TargetKind, TargetMap};
+use hmkeeper::tiering::observation::{Exclusion, Mapped, Share, TargetId, TargetKind, TargetMap};
 use hmkeeper::tiering::plan::PageCounts;
 use hmkeeper::units::{Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, Pid, VirtAddr};
 
@@ -35,7 +35,7 @@ fn family(pids: &[Pid]) -> Families {
         cpu_share: Vec::new(),
         allowed_nodes: None,
         excluded: Vec::new(),
-        beside: Beside::default(),
+        mapped: Mapped::default(),
         share: Share::default(),
     };
     Families::of(&pids.iter().map(target).collect::<Vec<_>>())

@@ -1,7 +1,5 @@
 //! Targets against real processes of the kernel that runs the test. Needs no
 //! privileges for our own children; what does says why it skipped.
-//!
-// vm: topology=4tier aside=2
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader};

@@ -16,7 +16,7 @@ use crate::common::{
 };
 
 /// Until what the first epochs cost is paid back, in the short form and the long one.
-const SETTLE: [Duration; 2] = [Duration::from_secs(16), Duration::from_secs(24)];
+const SETTLE: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(24)];
 /// The same where epochs are stretched, to 32 s at most: in the long form's case of so
 /// many mappings.
 const SETTLE_STRETCHED: Duration = Duration::from_secs(100);
@@ -82,7 +82,7 @@ fn holds(case: &Case) {
     }
     // Where epochs are long, one that began before the window would be paid for in it.
     let settled = || {
-        if case.mappings >= 30_000 {
+        if case.mappings >= 15_000 {
             until_next_epoch(&daemon);
         }
     };
@@ -158,10 +158,10 @@ fn many_mappings() {
     // one on a busy host more than the limit: the short form has fewer.
     holds(&short_or_full(
         Case {
-            name: "30,000 mappings",
+            name: "15,000 mappings",
             limit: 0.05,
-            workload: &["--bytes=512MiB", "--mappings=30000"],
-            mappings: 30_000,
+            workload: &["--bytes=512MiB", "--mappings=15000"],
+            mappings: 15_000,
         },
         Case {
             name: "100,000 mappings",

@@ -1,7 +1,7 @@
 //! What an operator asks of a running daemon is done to the target, as seen from outside
 //! of both: nothing moves in a dry run or while paused, and who is detached is let go.
 //!
-// vm: topology=4tier timeout=400 aside=1
+// vm: topology=4tier timeout=400
 
 use crate::common::{
     Daemon, PATIENCE, Site, Workload, body, hmkeeper, in_guest, locate, share, show, target,

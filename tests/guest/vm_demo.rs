@@ -46,7 +46,7 @@ fn with_the_daemon_the_fastest_tier_serves_90_percent() {
     }
     // README's command, but that the short form has one jump of the hot set.
     let phases = short_or_full(2, 3);
-    let outcome = demo(&short_or_full(&["--phases", "2"][..], &[]));
+    let outcome = demo(short_or_full(&["--phases", "2"][..], &[]));
     let shares = fast_shares(&outcome);
     assert_eq!(shares.len(), phases, "{outcome:#}");
     assert!(shares.iter().all(|&s| s >= 0.9), "{shares:?}: {outcome:#}");

@@ -1,7 +1,7 @@
 //! What goes wrong on a machine with several tiers: a clear error with its exit
 //! code, and nothing is lost.
 //!
-// vm: topology=4tier timeout=400 aside=1
+// vm: topology=4tier timeout=400
 
 use std::fs;
 use std::net::TcpListener;

@@ -1,7 +1,7 @@
 //! What is allocated in a burst lies on the fastest node at once where headroom was kept
 //! for it: what went cold has left.
 //!
-// vm: topology=4tier timeout=300 aside=1
+// vm: topology=4tier timeout=300
 
 use hmkeeper::ports::Residency;
 use hmkeeper::sys::residency::SysResidency;
@@ -10,7 +10,8 @@ use hmkeeper::tiering::observation::NodeUsage;
 use hmkeeper::units::{Bytes, NodeId};
 
 use crate::common::{
-    Daemon, PATIENCE, Site, Workload, ballast, body, in_guest, percent, share, target, wait_for,
+    Daemon, PATIENCE, Site, Workload, ballast, body, in_guest, percent, share, short_or_full,
+    target, wait_for,
 };
 
 /// Of a program that touches a tenth of it, the rest never again.
@@ -67,7 +68,7 @@ fn burst(headroom: f64) -> f64 {
             }
         });
     } else {
-        daemon.epochs(8);
+        daemon.epochs(short_or_full(4, 8));
     }
     // And no more than that, nor anything else.
     daemon.epochs(2);

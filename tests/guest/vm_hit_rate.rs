@@ -214,7 +214,7 @@ fn compare(form: &Form) -> Found {
     let mut daemon = site.start_as(command);
     daemon.until_watching(workload.pid());
     daemon.epochs(SETTLES);
-    let epochs = short_or_full(10, 30);
+    let epochs = short_or_full(7, 30);
     let mut found = Found {
         shares: vec![(0.0, 0.0); NODES as usize],
         all: epochs * NODES,

@@ -2,7 +2,7 @@
 //! while its pages are moved among all four nodes, and while the daemon is
 //! killed at random moments.
 //!
-// vm: topology=4tier timeout=400 long-timeout=1800 once aside=1
+// vm: topology=4tier timeout=400 long-timeout=1800 once
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn every_byte_survives_forced_moves() {
         return;
     }
     let bytes = Bytes::from_mib(256);
-    let seconds = short_or_full(40, 600);
+    let seconds = short_or_full(20, 600);
     let mut workload = Workload::start(&[
         "--pattern=verify",
         &format!("--bytes={}", bytes.0),

@@ -1,6 +1,6 @@
 //! One memory node: everything works, and says that there is nothing to do.
 //!
-// vm: topology=1node timeout=200 aside=1
+// vm: topology=1node timeout=200
 
 use crate::common::{Site, Workload, body, in_guest, output_of, show};
 

@@ -1,7 +1,7 @@
 //! A fastest node that is full of what files left there takes promotions: what is idle of that makes
 //! room, the kernel reclaims nothing else for it, and what is read back ends it.
 //!
-// vm: topology=4tier timeout=300 aside=2
+// vm: topology=4tier timeout=300
 
 use std::fs::{self, File};
 use std::ops::Range;

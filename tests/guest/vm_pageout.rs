@@ -1,7 +1,7 @@
 //! Below the slowest tier: what nobody uses goes to compressed memory, what is hot stays, and
 //! a program that wants it back is left alone.
 //!
-// vm: topology=4tier timeout=300 aside=1
+// vm: topology=4tier timeout=300
 
 use std::fs;
 use std::process::Command;

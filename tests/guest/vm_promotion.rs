@@ -150,6 +150,10 @@ fn assert_huge(pid: u32) {
 
 #[test]
 fn small_pages() {
+    if !common::long() {
+        println!("skipped: in the short form the demo tells the same of them (vm_demo)");
+        return;
+    }
     follows(&Form {
         name: "small pages",
         workload: &["--cpus=0"],

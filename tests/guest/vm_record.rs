@@ -1,7 +1,7 @@
 //! A daemon that records, is killed, and records on: the table of it shows the
 //! hot memory where the workload says that it is.
 //!
-// vm: topology=4tier timeout=240 aside=2
+// vm: topology=4tier timeout=240
 
 use std::path::Path;
 

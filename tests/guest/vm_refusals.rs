@@ -1,7 +1,7 @@
 //! Every refusal, provoked for real, through the whole daemon: what it says of it in the
 //! status, the metrics and the log, and that what can be lifted is.
 //!
-// vm: topology=4tier timeout=400 aside=2
+// vm: topology=4tier timeout=400
 #![allow(unsafe_code)]
 
 mod refusals;

@@ -1,7 +1,7 @@
 //! Targets that want more of the fastest node than there is have what their weights and
 //! floors say, also once another one has come.
 //!
-// vm: topology=4tier timeout=300 aside=2
+// vm: topology=4tier timeout=300
 
 use std::fmt::Write as _;
 

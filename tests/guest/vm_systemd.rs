@@ -1,7 +1,7 @@
 //! The shipped unit: start, reload, stop, and a watchdog that restarts a hung
 //! daemon.
 //!
-// vm: topology=4tier systemd timeout=300 aside=2
+// vm: topology=4tier systemd timeout=300
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -12,8 +12,8 @@
 // vm: topology=4tier latency=asymmetric timeout=100 filter=latency_is
 // vm: topology=4tier latency=asymmetric timeout=100 filter=bandwidth_is
 // vm: topology=4tier latency=asymmetric timeout=100 filter=load_makes
-// vm: topology=4tier latency=hm-keeper-emulated timeout=100 filter=latency_is
-// vm: topology=2tier latency=cxl-2tier timeout=100 filter=latency_is
+// vm: topology=4tier latency=hm-keeper-emulated timeout=100 filter=latency_is long
+// vm: topology=2tier latency=cxl-2tier timeout=100 filter=latency_is long
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

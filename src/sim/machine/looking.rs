@@ -10,7 +10,7 @@ use crate::units::{Nanos, NodeId, PAGE_BYTES, Pid, VirtAddr};
 const CERTAIN: f64 = 40.0;
 
 impl Machine {
-    /// Has a process forget what it wrote; `false` when it has ended.
+    /// Has a process forget what it wrote, and how long that took; `None` when it has ended.
     pub(in crate::sim) fn forget_written(&mut self, pid: Pid) -> Option<Nanos> {
         self.settle();
         let count = self.costs.count;

@@ -10,7 +10,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 use crate::sys::root::Root;
 use crate::sys::text;
-use crate::tiering::observation::Beside;
+use crate::tiering::observation::Mapped;
 use crate::units::{Bytes, Nanos, NodeId, Pid};
 
 /// `PF_KTHREAD` of include/linux/sched.h.
@@ -121,10 +121,11 @@ impl Status {
         status
     }
 
-    /// What its page tables hold beside private memory that is present.
-    pub(super) fn beside(&self) -> Beside {
+    /// What its page tables hold.
+    pub(super) fn mapped(&self) -> Mapped {
         let bytes = |kib: u64| Bytes(kib.saturating_mul(1024));
-        Beside {
+        Mapped {
+            anonymous: bytes(self.anonymous_kib),
             files: bytes(self.files_kib),
             shared: bytes(self.shared_kib),
             swapped: bytes(self.swapped_kib),

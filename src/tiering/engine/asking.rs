@@ -64,7 +64,7 @@ impl Engine {
             let (extent, fault) = (tracked.extent, profiling.write_fault);
             if tracked.is_counted() && (tracked.savings).is_due(allowance, extent, fault, &mut left)
             {
-                tracked.patience.asks();
+                tracked.is_asked = true;
                 asked.push((target.id, target.pid));
             }
         }
@@ -103,6 +103,7 @@ mod tests {
                 .map(|&(target, _)| Forgotten {
                     target,
                     took: Nanos::from_millis(1),
+                    cost: Nanos::from_millis(1),
                 })
                 .collect();
             plan = engine.step(&seen);

@@ -1,6 +1,6 @@
 use super::*;
 use crate::tiering::observation::{
-    AccessSet, Beside, EpochCost, NodeUsage, RangeResidency, Seen, Share, TargetKind,
+    AccessSet, EpochCost, Mapped, NodeUsage, RangeResidency, Seen, Share, TargetKind,
 };
 use crate::tiering::pageout::Paging;
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts};
@@ -80,7 +80,7 @@ pub(super) fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> 
             cpu_share: vec![(NodeId(0), 1.0)],
             allowed_nodes: None,
             excluded: Vec::new(),
-            beside: Beside::default(),
+            mapped: Mapped::default(),
             share: Share::default(),
         }],
         accesses,

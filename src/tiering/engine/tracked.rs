@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::accesses::Latest;
-use crate::tiering::observation::{Beside, Exclusion, Forgotten, Looked, TargetId, TargetMap};
+use crate::tiering::observation::{Forgotten, Looked, Mapped, TargetId};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
 use crate::tiering::region::{Adapted, Alike, Asked, Region, RegionMap, Thresholds};
@@ -49,6 +49,8 @@ pub(super) struct Tracked {
     /// What asking for its writes has to look at, and what is saved up for that.
     pub(super) extent: Extent,
     pub(super) savings: Savings,
+    /// Whether the last plan asks it.
+    pub(super) is_asked: bool,
     pub(super) patience: Patience,
     /// How alike pages of its regions are.
     pub(super) alike: Alike,
@@ -78,6 +80,7 @@ impl Default for Tracked {
             has_derived: false,
             extent: Extent::default(),
             savings: Savings::default(),
+            is_asked: false,
             patience: Patience::default(),
             alike: Alike::default(),
             returns: Returns::default(),
@@ -99,7 +102,9 @@ struct Counted {
     present: u64,
     useful: u64,
     has_derived: bool,
-    /// Entries of its page tables, those of them that are written, and whether that is known.
+    /// What is present of them, in how many entries of page tables; those of these that are written, and
+    /// whether that is known.
+    resident: Bytes,
     entries: u64,
     written: f64,
     is_known: bool,
@@ -126,38 +131,28 @@ impl Counted {
                 HUGE_PAGE_BYTES
             };
             let mine = region.resident().0.div_ceil(each);
+            self.resident += region.resident();
             self.entries += mine;
             self.is_known |= region.written().is_some();
             self.written += f64::from(region.written().unwrap_or(1.0)) * mine as f64;
         }
     }
 
+    /// A walk goes through all that is `mapped`: what the regions lack of it counts in pages of 4 KiB.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    fn extent(&self, (beside, shared): (u64, u64)) -> Extent {
+    fn extent(&self, mapped: Mapped) -> Extent {
+        let present = mapped.anonymous + mapped.shared;
+        let others = present.saturating_sub(self.resident);
+        let beside = others + mapped.files + mapped.swapped;
+        // Nobody looks at what of it is written: all that is shared may be.
+        let may_be_written = others.min(mapped.shared).pages();
         Extent {
-            entries: self.entries.saturating_add(beside),
-            // `as` saturates, and a page more or less is nothing. All that is shared may be written.
-            written: (self.is_known).then_some((self.written as u64).saturating_add(shared)),
+            entries: self.entries.saturating_add(beside.pages()),
+            // `as` saturates, and a page more or less is nothing.
+            written: (self.is_known)
+                .then_some((self.written as u64).saturating_add(may_be_written)),
         }
     }
-}
-
-/// Entries of a target's page tables that its regions do not have, and those of them that are of shared memory: a
-/// walk goes through them all the same.
-pub(super) fn beside(target: &TargetMap) -> (u64, u64) {
-    use Exclusion::{Configured, Locked, Policy};
-    let private = |why: &Exclusion| matches!(why, Locked | Policy | Configured);
-    let excluded = target.excluded.iter().filter(|(why, _)| private(why));
-    let excluded: Bytes = excluded.map(|(_, bytes)| *bytes).sum();
-    let Beside {
-        files,
-        shared,
-        swapped,
-    } = target.beside;
-    (
-        (files + shared + swapped + excluded).pages(),
-        shared.pages(),
-    )
 }
 
 impl Tracked {
@@ -197,13 +192,13 @@ impl Tracked {
     }
 
     /// Learns what samples tell beside how hot regions are, and brings up to date what
-    /// follows from the regions; if it `measures` also what asking for its writes would cost, with so many
-    /// entries [`beside`]. Shows `each` of the regions with its samples; tells how many were parted.
+    /// follows from the regions; if it `measures` also what asking for its writes would cost, with all that
+    /// is mapped. Shows `each` of the regions with its samples; tells how many were parted.
     pub(super) fn record(
         &mut self,
         samples: Looked<'_>,
         asked: Asked,
-        measures: Option<(u64, u64)>,
+        measures: Option<Mapped>,
         mut each: impl FnMut(&Region, Looked<'_>),
     ) -> u64 {
         let mut counted = Counted::default();
@@ -214,17 +209,22 @@ impl Tracked {
         (self.uncounted, self.useful) = (counted.uncounted, counted.useful);
         (self.unknown, self.present) = (counted.unknown, counted.present);
         self.has_derived = counted.has_derived;
-        if let Some(beside) = measures {
-            self.extent = counted.extent(beside);
+        if let Some(mapped) = measures {
+            self.extent = counted.extent(mapped);
         }
         parted
     }
 
-    /// Whether it forgot what it had written when the epoch began; learns from that what a walk takes.
+    /// Whether it forgot what it had written when the epoch began; learns from that what asking takes, or that
+    /// it is not to be asked.
     pub(super) fn has_forgotten(&mut self, id: TargetId, all: &[Forgotten]) -> bool {
         let mine = all.iter().find(|forgotten| forgotten.target == id);
+        let was_asked = std::mem::take(&mut self.is_asked);
         if let Some(mine) = mine {
-            self.savings.learn(mine.took, self.extent.entries);
+            self.patience.asks();
+            self.savings.learn(mine, self.extent.entries);
+        } else if was_asked {
+            self.savings.refused();
         }
         mine.is_some()
     }

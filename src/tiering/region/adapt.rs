@@ -54,8 +54,13 @@ impl Thresholds {
 
     /// Bytes at multiples of which edges of a region of such folios lie.
     pub(in crate::tiering) fn unit(&self, folio_bytes: u64) -> u64 {
-        folio_bytes.max(self.minimum.0 / EDGES_WITHIN)
+        unit_of(self.minimum, folio_bytes)
     }
+}
+
+/// The same where regions are no smaller than `minimum`.
+pub(super) fn unit_of(minimum: Bytes, folio_bytes: u64) -> u64 {
+    folio_bytes.max(minimum.0 / EDGES_WITHIN)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 //! **Limits.** Of what alternates in small pieces no one place parts most of it: that stays together.
 
 use super::told::{Part, UNDECIDED, share_of};
-use super::{Region, take_in};
+use super::{Region, adapt, take_in};
 use crate::tiering::observation::Looked;
 use crate::units::{Bytes, VirtAddr};
 
@@ -32,15 +32,18 @@ struct Place {
 }
 
 impl Region {
-    /// Both parts of it, none smaller than `least`, if its samples, of an epoch about which it was asked what is
+    /// Both parts of it, none smaller than `least`, with the edge where others may lie, if its samples, of an epoch about which it was asked what is
     /// written, part it so.
     pub(super) fn parted(&self, samples: Looked<'_>, least: Bytes) -> Option<[Self; 2]> {
         let used = samples.iter().filter(|(_, tally)| tally.accessed > 0);
         let used: Vec<(VirtAddr, bool)> = used.map(|(s, tally)| (s.addr, tally.written)).collect();
         let place = place(&used)?;
         let [before, after] = [place.after - 1, place.after].map(|at| used[at].0.0);
-        // No folio is cut, and the sample after it stays after it.
-        let middle = VirtAddr(u64::midpoint(before, after + 1)).align_down(self.folio_bytes());
+        // No folio is cut.
+        let folio = self.folio_bytes();
+        let unit = adapt::unit_of(least, folio);
+        let middle = u64::midpoint(before, after + 1) / unit * unit;
+        let middle = VirtAddr(middle).align_down(folio);
         let (low, high) = self.range.split_at(middle)?;
         if low.bytes().min(high.bytes()) < least {
             return None;
