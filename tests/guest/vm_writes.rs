@@ -148,7 +148,7 @@ fn unless_it_is_to_be_asked_the_kernels_marks_stay() {
         site.write_config_of(workload.pid(), &limit);
         let mut daemon = site.start();
         daemon.until_watching(workload.pid());
-        let status = daemon.epochs(6);
+        let status = daemon.epochs(4);
         let told = &target(&status, workload.pid()).expect("the target")["written_bytes"];
         assert_eq!(!told.is_null(), is_asked, "{setting}: {told}");
         let metrics = daemon.metrics();
