@@ -387,14 +387,19 @@ fn what_is_said_of_all_machines_and_programs_holds() {
     } else {
         ("optane-4tier,sentinel-2tier,cxl-2tier", 33)
     };
-    let policies = "first-touch,adaptive,hm-keeper,oracle";
+    // Those that come nearest.
+    let others = ["hemem", "ial", "memory-tiering"];
+    let mut policies = "first-touch,adaptive,hm-keeper,oracle".to_owned();
+    if is_long {
+        policies.extend(others.map(|other| format!(",{other}")));
+    }
     let output = simulate(&[
         "--machine",
         machines,
         "--workload",
         "all",
         "--policy",
-        policies,
+        &policies,
         "--coarse",
         "64",
         "--json",
@@ -413,6 +418,10 @@ fn what_is_said_of_all_machines_and_programs_holds() {
     for (names, pair) in &pairs {
         let by = pair["adaptive"] / pair["first-touch"];
         assert!(by <= 1.01, "{names:?}: {by} times as long as first touch");
+        for other in others.iter().filter(|_| is_long) {
+            let by = pair["adaptive"] / pair[*other];
+            assert!(by <= 1.03, "{names:?}: {by} times as long as {other}");
+        }
     }
     let all: Vec<&Pair> = pairs.values().collect();
     // Where placement matters.

@@ -63,7 +63,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Which orders of policies survive other latencies, bandwidths and costs than the
-    /// machine's: each through its values, one at a time and all together (up to 19 times the runs)
+    /// machine's: each through its values, one at a time and all together (up to 22 times the runs)
     #[arg(long)]
     sweep: bool,
     /// As JSON, stable and documented

@@ -173,6 +173,7 @@ fn observation(seen: &Observation) -> Sound {
     }
     for forgotten in &seen.forgotten {
         time(forgotten.took)?;
+        time(forgotten.cost)?;
     }
     cost(&seen.cost)?;
     time(seen.idle)?;

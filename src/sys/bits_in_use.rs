@@ -6,6 +6,7 @@
 //! for these, which every page is faulted in again for.
 //!
 //! **Approach.** What a process has open tells of virtual machines, and of who looks at its own bits; looked at each time.
+//! Who was once seen to look is let alone for good, since it may do so again for a moment.
 //! Where nobody has said that the bits are ours, a machine that has CRIU is left alone, and so is a process
 //! some of whose bits were cleared before we were there: the kernel sets all of a new one.
 //!
@@ -36,27 +37,38 @@ const CRIU: [&str; 4] = [
     "usr/local/bin/criu",
 ];
 
-/// Why a process is never asked by what it has open, if anything there says so.
+/// Why a process is not asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InUse {
+    /// As long as it is so.
+    Now(&'static str),
+    /// As long as it lives.
+    ForGood(&'static str),
+}
+
+/// Why a process is not asked by what it has open, if anything there says so.
 ///
 /// # Errors
 /// What the kernel says of its list of open files.
-pub(super) fn by_open_files(root: &Root, pid: Pid) -> io::Result<Option<&'static str>> {
+pub(super) fn by_open_files(root: &Root, pid: Pid) -> io::Result<Option<InUse>> {
     for (count, entry) in fs::read_dir(root.proc(format!("{pid}/fd")))?.enumerate() {
         if count == FILES {
-            return Ok(Some("it has too many files open to look through them"));
+            let why = "it has too many files open to look through them";
+            return Ok(Some(InUse::Now(why)));
         }
         let file = match entry.and_then(|entry| fs::read_link(entry.path())) {
             Ok(file) => file,
             // One that was closed meanwhile is none.
             Err(error) if is_gone(&error) => continue,
-            Err(error) => return Err(error),
+            Err(_) => return Ok(Some(InUse::Now("its open files cannot be looked through"))),
         };
         let file = file.as_os_str().as_bytes();
         if file == b"anon_inode:kvm-vm" {
-            return Ok(Some("it runs a virtual machine"));
+            return Ok(Some(InUse::Now("it runs a virtual machine")));
         }
         if file.ends_with(b"/clear_refs") || file.ends_with(b"/pagemap") {
-            return Ok(Some("it asks the kernel what was written itself"));
+            let why = "it asks the kernel what was written itself";
+            return Ok(Some(InUse::ForGood(why)));
         }
     }
     Ok(None)
@@ -110,17 +122,23 @@ mod tests {
             }
             why
         };
+        let now = |why: Option<InUse>, has: &str| matches!(why, Some(InUse::Now(why)) if why.contains(has));
+        let for_good =
+            |why: Option<InUse>| matches!(why, Some(InUse::ForGood(why)) if why.contains("itself"));
         assert_eq!(told(0, "/dev/null"), None);
         assert_eq!(told(1, "socket:[123]"), None);
         assert_eq!(told(2, "anon_inode:kvm-vcpu:0"), None);
-        assert!(told(3, "anon_inode:kvm-vm").unwrap().contains("virtual"));
-        assert!(told(4, "/proc/7/clear_refs").unwrap().contains("itself"));
-        assert!(told(5, "/proc/7/pagemap").unwrap().contains("itself"));
-        for number in 6..6 + FILES {
+        assert!(now(told(3, "anon_inode:kvm-vm"), "virtual"));
+        assert!(for_good(told(4, "/proc/7/clear_refs")));
+        assert!(for_good(told(5, "/proc/7/pagemap")));
+        // As the kernel's that is too long to be told.
+        fs::write(files.join("6"), "").unwrap();
+        assert!(now(by_open_files(&root, Pid(7)).unwrap(), "cannot"));
+        fs::remove_file(files.join("6")).unwrap();
+        for number in 7..7 + FILES {
             symlink("/dev/null", files.join(number.to_string())).unwrap();
         }
-        let why = by_open_files(&root, Pid(7)).unwrap();
-        assert!(why.unwrap().contains("too many"));
+        assert!(now(by_open_files(&root, Pid(7)).unwrap(), "too many"));
         assert!(by_open_files(&root, Pid(8)).is_err(), "gone");
     }
 

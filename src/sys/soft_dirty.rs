@@ -21,7 +21,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::bits_in_use;
+use super::bits_in_use::{self, InUse};
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::is_gone;
 use super::root::Root;
@@ -39,22 +39,23 @@ const FORGET: &str = "4";
 pub struct SoftDirty {
     root: Root,
     fault: Nanos,
-    /// Processes that were looked at, by when they began.
-    known: HashMap<Pid, (u64, Whose)>,
+    /// Processes that were looked at.
+    known: HashMap<Pid, Known>,
     /// With so many of them those that have ended are dropped.
     most_known: usize,
     /// Whether it was said that some targets may not be asked.
     said_so: bool,
 }
 
-/// Whose the bits of a process are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
-    Ours,
-    /// Somebody's who needs them now, and may let go of them.
-    InUse,
-    /// Somebody's who has cleared them.
-    Others,
+/// What is known of a process.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// When it began, as the kernel counts it.
+    start: u64,
+    /// Whether we had it forget, so that cleared bits are our doing.
+    is_ours: bool,
+    /// Why it was not asked when it was looked at last.
+    why_not: Option<InUse>,
 }
 
 /// Processes that are remembered before anyone is dropped.
@@ -131,40 +132,51 @@ impl SoftDirty {
         let Some(start) = Stat::of(&self.root, pid).map(|stat| stat.start_time) else {
             return Ok(false);
         };
-        let known = self.known.get(&pid).filter(|known| known.0 == start);
-        let known = known.map(|&(_, whose)| whose);
-        let mut found = bits_in_use::by_open_files(&self.root, pid)?.map(|why| (Whose::InUse, why));
-        // Else somebody has said so.
-        if asking == Asking::Auto && found.is_none() {
-            if bits_in_use::has_criu(Path::new("/")) {
-                let why = "CRIU is installed, whose incremental dumps need to know";
-                found = Some((Whose::InUse, why));
-            } else if known == Some(Whose::Others)
-                || known != Some(Whose::Ours) && bits_in_use::were_cleared(&self.root, pid)?
-            {
-                found = Some((Whose::Others, "somebody has asked it before us"));
-            }
-        }
-        let whose = found.map_or(Whose::Ours, |(whose, _)| whose);
-        if let Some((_, why)) = found
-            && known != Some(whose)
+        let known = self.known.get(&pid).copied();
+        let known = known.filter(|known| known.start == start);
+        let (is_ours, said) = known.map_or((false, None), |known| (known.is_ours, known.why_not));
+        let why_not = match said {
+            Some(InUse::ForGood(_)) => said,
+            _ => self.why_not(pid, asking, is_ours)?,
+        };
+        if why_not != said
+            && let Some(InUse::Now(why) | InUse::ForGood(why)) = why_not
         {
             tracing::info!(%pid, "what it writes is not asked: {why}");
         }
-        if known != Some(whose) {
-            self.remember(pid, (start, whose));
-        }
-        Ok(whose == Whose::Ours)
+        let may = why_not.is_none();
+        let now = Known {
+            start,
+            is_ours: is_ours || may,
+            why_not,
+        };
+        self.remember(pid, now);
+        Ok(may)
     }
 
-    fn remember(&mut self, pid: Pid, known: (u64, Whose)) {
-        if self.known.len() >= self.most_known {
+    fn why_not(&self, pid: Pid, asking: Asking, is_ours: bool) -> io::Result<Option<InUse>> {
+        let by_files = bits_in_use::by_open_files(&self.root, pid)?;
+        // Else somebody has said that it may be asked.
+        if by_files.is_some() || asking != Asking::Auto {
+            return Ok(by_files);
+        }
+        if bits_in_use::has_criu(Path::new("/")) {
+            let why = "CRIU is installed, whose incremental dumps need to know";
+            return Ok(Some(InUse::Now(why)));
+        }
+        let were_cleared = !is_ours && bits_in_use::were_cleared(&self.root, pid)?;
+        Ok(were_cleared.then_some(InUse::ForGood("somebody has asked it before us")))
+    }
+
+    fn remember(&mut self, pid: Pid, now: Known) {
+        if self.known.len() >= self.most_known && !self.known.contains_key(&pid) {
             let root = &self.root;
-            let lives = |pid: Pid| Stat::of(root, pid).map(|stat| stat.start_time);
-            self.known.retain(|&pid, known| lives(pid) == Some(known.0));
+            let began = |pid: Pid| Stat::of(root, pid).map(|stat| stat.start_time);
+            self.known
+                .retain(|&pid, known| began(pid) == Some(known.start));
             self.most_known = (2 * self.known.len()).max(KNOWN);
         }
-        self.known.insert(pid, known);
+        self.known.insert(pid, now);
     }
 }
 
@@ -201,4 +213,57 @@ pub(super) fn try_own_page(root: &Root) -> io::Result<Result<String, String>> {
         (true, false) => Err("a written page does not read as soft-dirty".into()),
         (false, _) => Err("soft-dirty bits cannot be cleared".to_owned()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// One mapping of a process, whose only page was cleared and not written since.
+    const CLEARED: &str = "1000-2000 rw-p 00000000 00:00 0 \n";
+
+    #[test]
+    fn who_is_not_asked_for_a_while_is_still_ours_after_it_and_who_looks_itself_is_not() {
+        if bits_in_use::has_criu(Path::new("/")) {
+            println!("skipped: CRIU is installed here");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
+        let begin = |pid: u32, maps: &str| {
+            let files = root.proc(format!("{pid}/fd"));
+            fs::create_dir_all(&files).unwrap();
+            let put = |file: &str, bytes: &[u8]| {
+                fs::write(root.proc(format!("{pid}/{file}")), bytes).unwrap();
+            };
+            let zeros = " 0".repeat(17);
+            let stat = format!("{pid} (a) S 1{zeros} 77{zeros}");
+            put("stat", stat.as_bytes());
+            put("maps", maps.as_bytes());
+            put("pagemap", &[[0; 8], (1_u64 << 63).to_ne_bytes()].concat());
+            files
+        };
+        let mut watch = SoftDirty {
+            root: root.clone(),
+            fault: WRITE_FAULT,
+            known: HashMap::new(),
+            most_known: KNOWN,
+            said_so: false,
+        };
+        let mut may = |pid: i32| watch.may_ask(Pid(pid), Asking::Auto).unwrap();
+        begin(6, CLEARED);
+        assert!(!may(6), "somebody asked it before us");
+        let files = begin(7, "");
+        assert!(may(7));
+        // As we leave it.
+        fs::write(root.proc("7/maps"), CLEARED).unwrap();
+        assert!(may(7));
+        for (to, may_after) in [("anon_inode:kvm-vm", true), ("/proc/7/pagemap", false)] {
+            symlink(to, files.join("3")).unwrap();
+            assert!(!may(7), "{to}");
+            fs::remove_file(files.join("3")).unwrap();
+            assert_eq!(may(7), may_after, "{to}");
+        }
+    }
 }

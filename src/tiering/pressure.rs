@@ -25,15 +25,14 @@ const CALM: f64 = 1.5;
 /// The same where little is lost by a mistake. Nodes that nobody uses mostly answer up to 1.05 times as late.
 const ON_TIME: f64 = 1.1;
 /// What counts as an epoch in which it was late, of those that are late for a while, and as one in which it was on
-/// time: in between nothing is held to have changed. On a slow emulated host nodes that nobody uses answer up to
-/// 1.17 times as late.
+/// time: one in between is an eighth of the latter.
 const LATE: f64 = 1.15;
 const AGAIN_ON_TIME: f64 = 1.05;
 
-/// Who was a little late in so many epochs more than it was not has been for a while.
-const LASTS: u32 = 4;
-/// As many more are remembered at most.
-const LONGEST: u32 = 16;
+/// Eighths of epochs: who was late in so many more than it was on time has been for a while.
+const LASTS: u32 = 4 * 8;
+/// As many are remembered at most.
+const LONGEST: u32 = 16 * 8;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +43,7 @@ struct Answers {
     node: NodeId,
     /// How many times as late as when idle, smoothed.
     ratio: f64,
-    /// Epochs in which it was a little late beyond those in which it was not, of late.
+    /// Eighths of epochs in which it was late beyond those in which it was on time, of late.
     late_for: u32,
 }
 
@@ -68,11 +67,14 @@ impl Pressure {
             });
             let answers = &mut self.0[at];
             answers.ratio += WEIGHT * (now - answers.ratio);
-            if answers.ratio > LATE {
-                answers.late_for = (answers.late_for + 1).min(LONGEST);
-            } else if answers.ratio < AGAIN_ON_TIME {
-                answers.late_for = answers.late_for.saturating_sub(1);
-            }
+            answers.late_for = if answers.ratio > LATE {
+                (answers.late_for + 8).min(LONGEST)
+            } else {
+                let is_on_time = answers.ratio < AGAIN_ON_TIME;
+                answers
+                    .late_for
+                    .saturating_sub(if is_on_time { 8 } else { 1 })
+            };
         }
     }
 
@@ -89,7 +91,7 @@ impl Pressure {
         late.map(|a| (a.node, a.ratio)).collect()
     }
 
-    /// Those that have answered a little late for a while.
+    /// Those that have answered late for a while.
     pub fn lasting(&self) -> Vec<NodeId> {
         let lasting = self.0.iter().filter(|a| a.late_for >= LASTS);
         lasting.map(|a| a.node).collect()
@@ -157,9 +159,9 @@ mod tests {
         assert!(after(1, 150));
         // One epoch on time is not enough once it has been late for long.
         assert!(after(40, 150) && after(4, 100));
-        // Nor is a little late on time again, though it makes nobody late.
-        assert!(after(40, 110));
-        assert!(!after(20, 100));
+        // A little late is on time again as well, but slowly.
+        assert!(after(80, 110));
+        assert!(!after(40, 110));
         assert!(!after(40, 113), "a little is on time");
     }
 }

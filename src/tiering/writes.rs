@@ -15,7 +15,7 @@
 //! whatever was saved; what that is foreseen by fades to the guess.
 //!
 //! Walks of one epoch together are not foreseen to be longer than that either. What finding out takes
-//! whether it may be asked is paid for afterwards, and who may not, or has ended, is let alone for [`REFUSED`] epochs.
+//! whether it may be asked is paid for afterwards by who may, and who may not, or has ended, or is paused, is let alone for [`REFUSED`] epochs.
 //!
 //! **Limits.** How long the first walk of a target takes is a guess. Of a target that
 //! large nothing is learnt: at 10 to 20 ns a page on bare
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_to_be_asked_is_let_alone_for_a_while_and_takes_nothing_of_the_others() {
+    fn who_is_not_to_be_asked_is_let_alone_for_a_while() {
         let mut savings = Savings::default();
         let mut asked = Vec::new();
         let mut left = LONGEST_WALK;

@@ -24,7 +24,7 @@ const TOLERANCE: f64 = 0.05;
 /// And how wide its bounds may be there, on average over epochs and nodes, with so many samples
 /// in a whole epoch. How many are paid for follows the host, and the error of fewer is larger by
 /// the square root. The short form's, whose regions had less time, are 24 to 31 % wide.
-const NARROW: f64 = 0.35;
+const NARROW: [f64; 2] = [0.35, 0.25];
 /// The same where some memory saturates: of nodes that it is not on something is known all the same.
 const NARROW_BESIDE: f64 = 0.7;
 const SAMPLES: f64 = 500.0;
@@ -155,7 +155,7 @@ impl Found {
         let narrow = if form.saturates {
             NARROW_BESIDE
         } else {
-            NARROW
+            short_or_full(NARROW[0], NARROW[1])
         };
         // Beyond nine tenths they would say next to nothing, whatever the host does.
         let widest = (narrow * (SAMPLES / self.samples).sqrt().max(1.0)).min(0.9);

@@ -151,7 +151,7 @@ fn assert_huge(pid: u32) {
 #[test]
 fn small_pages() {
     if !common::long() {
-        println!("skipped: in the short form the demo tells the same of them (vm_demo)");
+        println!("skipped: in the long form only (make test-long)");
         return;
     }
     follows(&Form {

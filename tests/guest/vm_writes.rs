@@ -140,11 +140,11 @@ fn unless_it_is_to_be_asked_the_kernels_marks_stay() {
     }
     let workload = workload("16MiB");
     let (read, _) = halves(workload.range);
-    // Nor by default, where nodes are asked and none answers late. As it was filled: nobody has had it forget that.
+    // Nor by default, where nobody says that a node answers late. As it was filled: nobody has had it forget that.
     for (setting, is_asked) in [("false", false), ("\"auto\"", false), ("true", true)] {
         let site = Site::new();
         // Paid for in one epoch.
-        let limit = format!("writes = {setting}\noverhead_limit = 0.5");
+        let limit = format!("latency = false\nwrites = {setting}\noverhead_limit = 0.5");
         site.write_config_of(workload.pid(), &limit);
         let mut daemon = site.start();
         daemon.until_watching(workload.pid());

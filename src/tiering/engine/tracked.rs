@@ -138,16 +138,23 @@ impl Counted {
         }
     }
 
-    /// A walk goes through all that is `mapped`: what the regions lack of it counts in pages of 4 KiB.
+    /// A walk goes through all that is `mapped`. What the regions lack of private memory is mostly of pages as theirs
+    /// are; the rest counts in pages of 4 KiB.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     fn extent(&self, mapped: Mapped) -> Extent {
         let present = mapped.anonymous + mapped.shared;
         let others = present.saturating_sub(self.resident);
-        let beside = others + mapped.files + mapped.swapped;
-        // Nobody looks at what of it is written: all that is shared may be.
-        let may_be_written = others.min(mapped.shared).pages();
+        let shared = others.min(mapped.shared);
+        let private = others.saturating_sub(shared).pages() as f64;
+        let entry = self.entries as f64 / self.resident.pages().max(1) as f64;
+        let entry = if self.entries == 0 { 1.0 } else { entry };
+        // Nobody looks at what of these is written: all may be.
+        let may_be_written = shared.pages().saturating_add((private * entry) as u64);
+        let never = (mapped.files + mapped.swapped).pages();
         Extent {
-            entries: self.entries.saturating_add(beside.pages()),
+            entries: (self.entries)
+                .saturating_add(may_be_written)
+                .saturating_add(never),
             // `as` saturates, and a page more or less is nothing.
             written: (self.is_known)
                 .then_some((self.written as u64).saturating_add(may_be_written)),
@@ -225,6 +232,7 @@ impl Tracked {
             self.savings.learn(mine, self.extent.entries);
         } else if was_asked {
             self.savings.refused();
+            self.forget_writes();
         }
         mine.is_some()
     }
@@ -330,5 +338,46 @@ impl Totals {
             accessed: sum.accessed + u64::from(tally.accessed > 0),
             unknown: sum.unknown + u64::from(tally.known == 0),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_regions_lack_is_of_pages_as_theirs_are_and_shared_memory_and_files_of_small_ones() {
+        const MIB: Bytes = Bytes::from_mib(1);
+        let of = |mib: u64| Bytes(mib * MIB.0);
+        // A GiB in huge pages, a tenth of it written.
+        let counted = Counted {
+            resident: of(1024),
+            entries: 512,
+            written: 51.2,
+            is_known: true,
+            ..Counted::default()
+        };
+        let mapped = |anonymous, shared, files| Mapped {
+            anonymous: of(anonymous),
+            shared: of(shared),
+            files: of(files),
+            swapped: Bytes::ZERO,
+        };
+        let of = |mapped| {
+            let extent = counted.extent(mapped);
+            (extent.entries, extent.written)
+        };
+        assert_eq!(of(mapped(1024, 0, 0)), (512, Some(51)));
+        assert_eq!(
+            of(mapped(900, 0, 0)),
+            (512, Some(51)),
+            "less than was counted"
+        );
+        assert_eq!(of(mapped(3072, 0, 0)), (1536, Some(1075)));
+        assert_eq!(of(mapped(1024, 1, 1)), (1024, Some(307)));
+        // Half of it is shared memory of its own, which the regions have.
+        assert_eq!(of(mapped(512, 512, 0)), (512, Some(51)));
+        let none = Counted::default().extent(mapped(1, 0, 0));
+        assert_eq!((none.entries, none.written), (256, None));
     }
 }

@@ -40,10 +40,8 @@ impl Region {
         let place = place(&used)?;
         let [before, after] = [place.after - 1, place.after].map(|at| used[at].0.0);
         // No folio is cut.
-        let folio = self.folio_bytes();
-        let unit = adapt::unit_of(least, folio);
-        let middle = u64::midpoint(before, after + 1) / unit * unit;
-        let middle = VirtAddr(middle).align_down(folio);
+        let unit = adapt::unit_of(least, self.folio_bytes());
+        let middle = VirtAddr(u64::midpoint(before, after + 1)).align_down(unit);
         let (low, high) = self.range.split_at(middle)?;
         if low.bytes().min(high.bytes()) < least {
             return None;
@@ -133,11 +131,11 @@ mod tests {
         map.record_of(&seen, asked(false));
         assert_eq!(map.regions().len(), 1, "nobody asked");
         let too_small = Asked {
-            parts: Some(Bytes::from_mib(6)),
+            parts: Some(Bytes::from_mib(8)),
             ..asked(true)
         };
         map.record_of(&seen, too_small);
-        assert_eq!(map.regions().len(), 1, "of less than 6 MiB");
+        assert_eq!(map.regions().len(), 1, "of less than 8 MiB");
         map.forget_writes();
         for shares in [[0.2, 0.8], [0.1, 0.9], [0.05, 0.95]] {
             map.record_of(&seen, asked(true));
