@@ -17,6 +17,7 @@ use hmkeeper::tiering::pageout::Paging;
 use hmkeeper::tiering::plan::MoveOutcome;
 use hmkeeper::tiering::settings::{EngineSettings, LookRule, SplitRule};
 use hmkeeper::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable};
+use hmkeeper::tiering::windows::SHORTEST_AT_ONCE;
 use hmkeeper::units::{Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
 fn tiers() -> TierTable {
@@ -117,6 +118,7 @@ fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observ
         },
         idle: Nanos::ZERO,
         capacity: u64::MAX,
+        shortest: SHORTEST_AT_ONCE,
         outcome: MoveOutcome::default(),
         paging: Paging::default(),
     }

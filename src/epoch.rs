@@ -29,7 +29,7 @@ use crate::tiering::region::RegionMap;
 use crate::tiering::report::{EpochReport, PauseReason};
 use crate::tiering::settings::{Asking, EngineSettings, LookRule, WindowRule};
 use crate::tiering::tier::TierTable;
-use crate::tiering::windows::{self, Lateness};
+use crate::tiering::windows::{self, Lateness, SHORTEST_AT_ONCE};
 use crate::units::{Bandwidth, Bytes, Nanos};
 
 mod acting;
@@ -317,8 +317,9 @@ impl EpochLoop {
         let scans = profiling.scans.max(1);
         let whole = end.saturating_sub(now);
         let span = self.plan.as_ref().map_or(1.0, |plan| plan.span);
+        let shortest = self.ports.sampler.shortest();
         let windows: Vec<Nanos> = (0..scans)
-            .map(|scan| windows::length(span, whole, scans, scan))
+            .map(|scan| windows::length(span, whole, scans, scan).max(shortest))
             .map(|window| if hurry { Nanos::ZERO } else { window })
             .collect();
         self.last_due = Some(now + windows.iter().copied().sum());
@@ -401,9 +402,11 @@ impl EpochLoop {
                 }
                 return Ok(Scanned::Done(seen));
             };
-            // What the last scan took is off this one's window, up to a half.
+            // What the last scan took is off this one's window, up to a half; nothing where
+            // that would be all of it.
             let now = self.ports.clock.now();
-            let next = (running.due + window).max(now + Nanos(window.0 / 2));
+            let least = Nanos(window.0 / 2).max(window.min(SHORTEST_AT_ONCE));
+            let next = (running.due + window).max(now + least);
             self.arm(&mut running.looks, next.saturating_sub(now))?;
             running.due = next;
             running.armed = self.ports.clock.now();
@@ -483,6 +486,7 @@ impl EpochLoop {
             cost,
             idle: self.clocks.idle.saturating_sub(last.idle),
             capacity: self.ports.sampler.capacity(),
+            shortest: self.ports.sampler.shortest(),
             outcome: std::mem::take(&mut self.outcome),
             paging,
         })

@@ -11,6 +11,7 @@ use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Swap};
 use crate::tiering::plan::{Move, MoveOutcome, Reclaim, Sweep};
 use crate::tiering::settings::{Asking, EngineSettings};
 use crate::tiering::tier::TierTable;
+use crate::tiering::windows::SHORTEST_AT_ONCE;
 use crate::units::{Bandwidth, Bytes, Nanos, PageRange, Pid};
 
 /// How a port failed as a whole. What happens to single pages or processes is
@@ -251,6 +252,10 @@ pub trait AccessSampler {
     /// Samples that one scan can watch at most.
     fn capacity(&self) -> u64 {
         u64::MAX
+    }
+    /// The shortest window that it can keep, of as many samples as an epoch has.
+    fn shortest(&self) -> Nanos {
+        SHORTEST_AT_ONCE
     }
     /// Whether other samples are so dear to take up that all scans of an epoch had
     /// better look at the same.

@@ -364,6 +364,7 @@ fn a_picture_does_not_grow_with_its_recording() {
             cost: EpochCost::default(),
             idle: Nanos::ZERO,
             capacity: 1 << 20,
+            shortest: Nanos::from_millis(20),
             outcome: MoveOutcome::default(),
             paging: Paging::default(),
         });

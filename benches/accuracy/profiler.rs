@@ -167,6 +167,7 @@ impl Ours {
             },
             idle: Nanos::ZERO,
             capacity: u64::MAX,
+            shortest: windows::SHORTEST_AT_ONCE,
             outcome: MoveOutcome::default(),
             paging: Paging::default(),
         };

@@ -119,6 +119,7 @@ pub(super) fn observation(at: u64) -> Observation {
         cost: EpochCost::default(),
         idle: Nanos(21),
         capacity: u64::MAX,
+        shortest: Nanos::from_millis(20),
         outcome: MoveOutcome {
             results: vec![moved, back],
             reclaimed: vec![Reclaimed {

@@ -12,6 +12,7 @@ use crate::tiering::observation::{
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Sweep};
 use crate::tiering::settings::Asking;
+use crate::tiering::windows::SHORTEST;
 use crate::tiering::writes::WRITE_FAULT;
 use crate::units::{Nanos, NodeId, Pid};
 
@@ -129,6 +130,11 @@ impl AccessSampler for SimSampler {
         let before = samples.iter().map(before);
         self.before.extend(before);
         Ok(())
+    }
+
+    /// The model's looks take no time.
+    fn shortest(&self) -> Nanos {
+        SHORTEST
     }
 
     fn calibrate(&mut self) -> Result<Option<Calibration>, PortError> {

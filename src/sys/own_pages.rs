@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::pagemap::{Entry, Pagemap, Pfn};
 use super::root::Root;
@@ -16,6 +17,9 @@ pub(super) struct OwnPages {
     base: NonNull<u8>,
     bytes: usize,
 }
+
+// SAFETY: the mapping is no thread's own, stays as long as the value, and is accessed atomically.
+unsafe impl Sync for OwnPages {}
 
 impl OwnPages {
     /// `count` pages, each written to.
@@ -62,9 +66,9 @@ impl OwnPages {
 
     /// Writes to one of them.
     pub(super) fn touch(&self, index: usize) {
-        // SAFETY: a writable byte of our own mapping, which nothing else uses;
-        // volatile so that it is not left out.
-        unsafe { self.address(index).cast::<u8>().write_volatile(1) };
+        // SAFETY: a writable byte of our own mapping, only ever accessed so.
+        let byte = unsafe { AtomicU8::from_ptr(self.address(index).cast()) };
+        byte.store(1, Ordering::Relaxed);
     }
 
     /// Writes to one of them after its translation has left the TLB, so that

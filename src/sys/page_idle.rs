@@ -37,13 +37,11 @@
 //! or a free does that, so samples spread thinly over cold memory cost more
 //! as their neighbours have been samples too: 64 walks at the worst.
 
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use super::clock::thread_cpu_time;
 use super::frames::Frames;
-use super::kpageflags::{Flags, Folio, KpageFlags};
+use super::kpageflags::{Folio, KpageFlags};
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{Entry, Pfn, PfnNodes};
 use super::root::Root;
@@ -51,13 +49,13 @@ use crate::ports::{AccessSampler, Calibration, Families, PortError, SamplerKind}
 use crate::tiering::observation::{AccessSet, Sample, Seen, TargetId};
 use crate::units::{Nanos, VirtAddr};
 
-/// Frames per word of the bitmap.
-const WORD_FRAMES: u64 = 64;
-/// Words per call: sysfs passes one page at most.
-const CALL_WORDS: usize = 512;
-/// From so many heads in a word on, the flags of all of its frames are read by
-/// one call (64 entries cost about as much as four calls).
-const DENSE_HEADS: u32 = 4;
+mod bitmap;
+mod trial;
+mod words;
+
+use bitmap::{BITMAP, Bitmap};
+use words::{Mark, Words};
+
 /// Scans after which the map of frames to nodes is read again, in case memory
 /// was added.
 const NODE_MAP_SCANS: u32 = 256;
@@ -77,92 +75,6 @@ const CALIBRATED_SCANS: u64 = 32;
 /// What a verdict means.
 pub(super) const RESOLUTION: &str =
     "a folio is seen accessed if its page table was walked for it in the scan";
-
-const BITMAP: &str = "kernel/mm/page_idle/bitmap";
-
-/// The bitmap, held open.
-#[derive(Debug)]
-struct Bitmap {
-    file: File,
-}
-
-impl Bitmap {
-    fn open(root: &Root) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(root.sys(BITMAP))?;
-        Ok(Self { file })
-    }
-
-    /// Reads words from `first` on, at most [`CALL_WORDS`]; those past the last
-    /// frame read as 0.
-    fn read(&self, first: u64, words: &mut [u64]) -> io::Result<()> {
-        let mut bytes = [0; CALL_WORDS * 8];
-        let bytes = &mut bytes[..words.len() * 8];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match self
-                .file
-                .read_at(&mut bytes[filled..], first * 8 + filled as u64)
-            {
-                Ok(0) => break,
-                Ok(n) => filled += n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        for (word, chunk) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
-            *word = u64::from_ne_bytes(*chunk);
-        }
-        Ok(())
-    }
-
-    /// Sets the marks in `words`, at most [`CALL_WORDS`], from `first` on.
-    /// Frames that do not exist are passed over.
-    fn write(&self, first: u64, words: &[u64]) -> io::Result<()> {
-        let mut bytes = [0; CALL_WORDS * 8];
-        let bytes = &mut bytes[..words.len() * 8];
-        for (chunk, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *chunk = word.to_ne_bytes();
-        }
-        let mut done = 0;
-        while done < bytes.len() {
-            match self.file.write_at(&bytes[done..], first * 8 + done as u64) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.raw_os_error() == Some(libc::ENXIO) => break,
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
-    }
-
-    /// Sets the mark of one folio's head.
-    fn mark(&self, head: Pfn) -> io::Result<()> {
-        self.write(head.0 / WORD_FRAMES, &[1 << (head.0 % WORD_FRAMES)])
-    }
-
-    /// Whether a head's mark is set and its page not touched since.
-    fn is_marked(&self, head: Pfn) -> io::Result<bool> {
-        let mut word = [0];
-        self.read(head.0 / WORD_FRAMES, &mut word)?;
-        Ok(word[0] >> (head.0 % WORD_FRAMES) & 1 == 1)
-    }
-}
-
-/// One word of the bitmap that holds samples.
-#[derive(Clone, Copy, Debug)]
-struct Word {
-    index: u64,
-    /// The heads of samples.
-    wanted: u64,
-    /// Of these, those whose marks read back as set.
-    armed: u64,
-    /// Of these, those still set at the end.
-    idle: u64,
-}
 
 /// A sample's page.
 #[derive(Clone, Copy, Debug, Default)]
@@ -184,10 +96,6 @@ impl Slot {
         }
     }
 
-    fn mask(self) -> u64 {
-        1 << (self.head % WORD_FRAMES)
-    }
-
     fn is_tail(self) -> bool {
         self.pfn.is_some_and(|pfn| pfn.0 != self.head)
     }
@@ -207,10 +115,12 @@ pub struct IdleSampler {
     kept: Vec<Option<(Entry, Slot)>>,
     /// Whether that was a moment ago.
     is_recent: bool,
-    words: Vec<Word>,
+    words: Words,
+    /// The window of the scan under way, where it is so short that pages are marked and looked at
+    /// a few at a time.
+    brief: Option<Nanos>,
     /// Indices of slots in the order of their heads.
     order: Vec<u32>,
-    buffer: Vec<u64>,
 }
 
 impl IdleSampler {
@@ -238,10 +148,20 @@ impl IdleSampler {
             slots: Vec::new(),
             kept: Vec::new(),
             is_recent: false,
-            words: Vec::new(),
+            words: Words::new(),
+            brief: None,
             order: Vec::new(),
-            buffer: Vec::new(),
         })
+    }
+
+    /// Finds out how short windows may be on this machine.
+    ///
+    /// # Errors
+    /// Where that could not be tried; then they are as long as they were.
+    pub fn find_shortest(&mut self) -> Result<Nanos, PortError> {
+        let found = trial::shortest(self)?;
+        self.words.keep(found);
+        Ok(found)
     }
 
     /// Takes a sample set over, and finds out where it is. Of what was in the last scan, too, that
@@ -316,64 +236,19 @@ impl IdleSampler {
         self.words.clear();
         for &i in &self.order {
             let slot = &mut slots[i as usize];
-            let index = slot.head / WORD_FRAMES;
-            if self.words.last().is_none_or(|word| word.index != index) {
-                self.words.push(Word {
-                    index,
-                    wanted: 0,
-                    armed: 0,
-                    idle: 0,
-                });
-            }
-            if let Some(word) = self.words.last_mut() {
-                word.wanted |= slot.mask();
-            }
-            slot.word = u32::try_from(self.words.len() - 1).unwrap_or(u32::MAX);
+            slot.word = u32::try_from(self.words.add(slot.head)).unwrap_or(u32::MAX);
         }
-    }
-
-    /// Sets the marks, run by run, and looks at the page flags whether they stuck.
-    fn mark(&mut self) -> io::Result<()> {
-        for run in runs_mut(&mut self.words) {
-            self.buffer.clear();
-            self.buffer.extend(run.iter().map(|word| word.wanted));
-            self.bitmap.write(run[0].index, &self.buffer)?;
-            for word in run {
-                word.armed = marked(&self.flags, word.index, word.wanted)?;
-                let missing = word.wanted & !word.armed;
-                if missing != 0 {
-                    self.bitmap.write(word.index, &[missing])?;
-                    word.armed |= marked(&self.flags, word.index, missing)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads which marks are left.
-    fn unmark(&mut self) -> io::Result<()> {
-        for run in runs_mut(&mut self.words) {
-            self.buffer.clear();
-            self.buffer.resize(run.len(), 0);
-            self.bitmap.read(run[0].index, &mut self.buffer)?;
-            for (word, &read) in run.iter_mut().zip(&self.buffer) {
-                word.idle = word.armed & read;
-            }
-        }
-        Ok(())
     }
 
     fn verdict(&self, slot: Slot, frame_now: Option<Pfn>) -> io::Result<Seen> {
-        let Some(word) = self.words.get(slot.word as usize) else {
-            return Ok(Seen::Unknown);
-        };
-        if slot.pfn.is_none() || slot.pfn != frame_now || word.armed & slot.mask() == 0 {
+        let mark = self.words.mark_of(slot.word as usize, slot.head);
+        if slot.pfn.is_none() || slot.pfn != frame_now || mark == Mark::Untold {
             return Ok(Seen::Unknown);
         }
         if slot.is_tail() && !self.flags.is_still(slot.folio())? {
             return Ok(Seen::Unknown);
         }
-        if word.idle & slot.mask() != 0 {
+        if mark == Mark::Set {
             return Ok(Seen::Idle);
         }
         // The mark itself can only be lost by an access; the bitmap also hides
@@ -405,17 +280,31 @@ impl AccessSampler for IdleSampler {
         SamplerKind::Idle
     }
 
-    fn arm(&mut self, samples: &[Sample], _window: Nanos) -> Result<(), PortError> {
+    fn shortest(&self) -> Nanos {
+        self.words.shortest()
+    }
+
+    fn arm(&mut self, samples: &[Sample], window: Nanos) -> Result<(), PortError> {
         debug_assert!(samples.is_sorted_by_key(|s| (s.target, s.addr)));
         self.refresh_node_map();
         self.take_over(samples);
         self.resolve()?;
         self.gather();
-        self.mark().map_err(|e| self.failed(e))
+        self.brief = Some(window).filter(|window| self.words.is_brief(*window));
+        if self.brief.is_some() {
+            return Ok(());
+        }
+        let marked = self.words.mark_all(&self.bitmap, &self.flags);
+        marked.map_err(|e| self.failed(e))
     }
 
     fn collect(&mut self, seen: &mut AccessSet) -> Result<(), PortError> {
-        self.unmark().map_err(|e| self.failed(e))?;
+        let (bitmap, words) = (&self.bitmap, &mut self.words);
+        let looked = match self.brief.take() {
+            Some(window) => words.glance(bitmap, &self.flags, window),
+            None => words.look_at_all(bitmap),
+        };
+        looked.map_err(|e| self.failed(e))?;
         self.frames.locate();
         for index in 0..self.slots.len().min(seen.samples().len()) {
             let slot = self.slots[index];
@@ -535,47 +424,6 @@ pub fn try_own_page(root: &Root) -> Result<String, PortError> {
     Ok(format!(
         "{marked} pages of our own marked, touched and seen touched"
     ))
-}
-
-/// Which of the heads in `wanted`, of the word at `index`, have their mark now.
-fn marked(flags: &KpageFlags, index: u64, wanted: u64) -> io::Result<u64> {
-    let first = index * WORD_FRAMES;
-    let mut found = 0;
-    if wanted.count_ones() >= DENSE_HEADS {
-        let mut all = [Flags::default(); 64];
-        flags.read(Pfn(first), &mut all)?;
-        for (bit, flags) in all.iter().enumerate() {
-            found |= u64::from(flags.idle()) << bit;
-        }
-    } else {
-        let mut rest = wanted;
-        while rest != 0 {
-            let bit = rest.trailing_zeros();
-            let flags = flags.get(Pfn(first + u64::from(bit)))?;
-            found |= u64::from(flags.idle()) << bit;
-            rest &= rest - 1;
-        }
-    }
-    Ok(found & wanted)
-}
-
-/// Cuts words, sorted by index, into runs of adjacent ones that one call can take.
-fn runs_mut(words: &mut [Word]) -> impl Iterator<Item = &mut [Word]> {
-    let mut rest = words;
-    std::iter::from_fn(move || {
-        let words = std::mem::take(&mut rest);
-        if words.is_empty() {
-            return None;
-        }
-        let adjacent = words
-            .windows(2)
-            .take(CALL_WORDS - 1)
-            .take_while(|pair| pair[0].index + 1 == pair[1].index)
-            .count();
-        let (run, tail) = words.split_at_mut(adjacent + 1);
-        rest = tail;
-        Some(run)
-    })
 }
 
 fn explain(root: &Root, path: &str, error: io::Error) -> PortError {

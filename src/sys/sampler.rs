@@ -64,7 +64,12 @@ fn best(root: &Root, state_dir: &Path) -> Result<Box<dyn AccessSampler>, PortErr
 
 fn idle(root: &Root) -> Result<Box<dyn AccessSampler>, PortError> {
     page_idle::try_own_page(root)?;
-    Ok(Box::new(IdleSampler::open(root)?))
+    let mut sampler = IdleSampler::open(root)?;
+    match sampler.find_shortest() {
+        Ok(shortest) => tracing::debug!(%shortest, "what is touched all the time shows in windows"),
+        Err(error) => tracing::warn!(%error, "how short windows may be could not be tried"),
+    }
+    Ok(Box::new(sampler))
 }
 
 fn damon(root: &Root, space: Space, state_dir: &Path) -> Result<Box<dyn AccessSampler>, PortError> {

@@ -529,6 +529,8 @@ pub struct Observation {
     pub idle: Nanos,
     /// Samples that the sampler can watch at most, of all targets together.
     pub capacity: u64,
+    /// The shortest window that it can keep.
+    pub shortest: Nanos,
     /// What became of the last plan's moves.
     pub outcome: MoveOutcome,
     /// What became of what it paged out, and what more may be.

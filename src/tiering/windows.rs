@@ -15,19 +15,23 @@
 //! count back into the rate of a Poisson process that has it on average.
 //!
 //! Where more is seen in all windows than the fastest memory holds, it cannot be told what
-//! of it belongs there: the span widens ([`Span`]) until the shortest window is
-//! [`SHORTEST`], and narrows again when less is seen in all. What was counted under one
+//! of it belongs there: the span widens ([`Span`]) until the last window is the shortest that
+//! the sampler can keep ([`AccessSampler::shortest`]), and narrows again when less is seen in all. What was counted under one
 //! span is restated under the other.
 //!
 //! **Limits.** Looks of different windows cannot be compared one by one: where each
 //! scan looks at pages of its own ([`looks`](super::looks)), windows are equal. A mean
 //! count over pages of different rates stands for less than their mean rate. A short
 //! window misses what the CPU's TLB still holds, so that the hottest of small sets may seem
-//! a little less hot than it is; the long ones see it.
+//! a little less hot than it is; the long ones see it. That is no more memory than a TLB
+//! reaches, and spans are wide only where more is touched all the time than the fastest
+//! memory holds.
 //!
 //! **Properties** (proptest below): the windows fill the epoch and never grow; the
 //! rate grows with the count; a count restated and restated again is what it was, as far as
 //! both spans can tell.
+//!
+//! [`AccessSampler::shortest`]: crate::ports::AccessSampler::shortest
 
 use super::settings::{LookRule, WindowRule};
 use crate::units::{Bytes, Nanos};
@@ -41,9 +45,12 @@ const STEP: f64 = 4.0;
 /// narrows when in narrower ones it would be less than that.
 const WIDEN: f64 = 0.75;
 const NARROW: f64 = 0.5;
-/// The shortest window, whatever moving took: what is shorter says little, and would
-/// bunch the scans.
-pub const SHORTEST: Nanos = Nanos::from_millis(20);
+/// The shortest window of a sampler that marks all of its samples before it looks at the first:
+/// in about so long a thousand are marked.
+pub const SHORTEST_AT_ONCE: Nanos = Nanos::from_millis(20);
+/// The shortest of one that marks and looks at a few at a time. In a shorter one the sleep
+/// between is no longer as long as it is meant to be.
+pub const SHORTEST: Nanos = Nanos(500_000);
 /// Looks that being seen in all windows is worth beyond their number: of three windows
 /// what is touched once per epoch or less has all three by chance 5 times less often than
 /// of equal ones (the product of their shares is 0.007 in place of 0.037), which at the
@@ -65,7 +72,7 @@ pub fn share(span: f64, scans: u8, scan: u8) -> f64 {
 
 /// How long scan number `scan` of `scans` waits in an epoch of such a length.
 pub fn length(span: f64, epoch: Nanos, scans: u8, scan: u8) -> Nanos {
-    Nanos::from_secs_f64(epoch.as_secs_f64() * share(span, scans, scan)).max(SHORTEST)
+    Nanos::from_secs_f64(epoch.as_secs_f64() * share(span, scans, scan))
 }
 
 /// The span that is asked for.
@@ -90,19 +97,18 @@ impl Span {
         self.now
     }
 
-    /// Whether the shortest window of an epoch of `interval` is not too short for the least span.
-    pub fn fits_in(self, interval: Nanos, scans: u8) -> bool {
-        fits(self.least, interval, scans)
+    /// Whether the last window of an `epoch` is not too short for the least span.
+    pub fn fits_in(self, epoch: &Windowed) -> bool {
+        epoch.fits(self.least)
     }
 
-    /// The same one step wider and one step narrower, if there is such a one in epochs of
-    /// `interval` with so many scans.
-    fn beside(self, interval: Nanos, scans: u8) -> (Option<f64>, Option<f64>) {
-        if self.least <= 1.0 || scans < 2 {
+    /// The same one step wider and one step narrower, if there is such a one in such epochs.
+    fn beside(self, epoch: &Windowed) -> (Option<f64>, Option<f64>) {
+        if self.least <= 1.0 || epoch.scans < 2 {
             return (None, None);
         }
         (
-            Some(self.now * STEP).filter(|&span| fits(span, interval, scans)),
+            Some(self.now * STEP).filter(|&span| epoch.fits(span)),
             Some(self.now / STEP).filter(|&span| span >= self.least),
         )
     }
@@ -112,23 +118,23 @@ impl Span {
     /// changed.
     pub fn follow(
         &mut self,
-        interval: Nanos,
-        scans: u8,
+        epoch: &Windowed,
         fastest: Bytes,
         above: impl Fn(f64) -> Bytes,
     ) -> bool {
+        let scans = epoch.scans;
         // Of what is seen in all windows both rules that taper them say the same.
         let rule = LookRule::Repeated;
         let full = |span| rate_of(&shares(span, scans), rule, f64::from(scans) - FULL_FROM);
-        // Epochs may have become shorter since.
+        // Epochs may have become shorter since, or the sampler slower.
         let before = self.now;
-        while self.now > self.least && !fits(self.now, interval, scans) {
+        while self.now > self.least && !epoch.fits(self.now) {
             self.now = (self.now / STEP).max(self.least);
         }
         if self.now < before {
             return true;
         }
-        let (wider, narrower) = self.beside(interval, scans);
+        let (wider, narrower) = self.beside(epoch);
         let most = fastest.as_f64();
         if above(full(self.now)).as_f64() > WIDEN * most {
             if let Some(wider) = wider.filter(|_| most > 0.0) {
@@ -145,10 +151,27 @@ impl Span {
     }
 }
 
-/// Whether the shortest window of such a span is one that can be kept.
-fn fits(span: f64, interval: Nanos, scans: u8) -> bool {
-    let shortest = interval.as_secs_f64() * share(span, scans, scans.saturating_sub(1));
-    shortest >= SHORTEST.as_secs_f64()
+/// An epoch that is cut into windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windowed {
+    /// How long it is.
+    pub interval: Nanos,
+    /// How many windows it has.
+    pub scans: u8,
+    /// How long each of them has to be at least.
+    pub shortest: Nanos,
+}
+
+impl Windowed {
+    /// Whether the last window of such a span is one that can be kept.
+    fn fits(&self, span: f64) -> bool {
+        length(
+            span,
+            self.interval,
+            self.scans,
+            self.scans.saturating_sub(1),
+        ) >= self.shortest
+    }
 }
 
 /// Whether what a scan saw is to be believed.
@@ -331,7 +354,12 @@ mod tests {
     #[test]
     fn the_span_follows_what_is_seen_in_all_windows() {
         let mut span = Span::new(WindowRule::Tapered);
-        let (interval, fastest) = (Nanos::from_secs(10), Bytes(100));
+        let of = |seconds| Windowed {
+            interval: Nanos::from_secs(seconds),
+            scans: 3,
+            shortest: SHORTEST_AT_ONCE,
+        };
+        let fastest = Bytes(100);
         // Much that is accessed a thousand times per epoch, and as much hundreds of times.
         let above = |rate: f64| match rate {
             rate if rate < 200.0 => Bytes(160),
@@ -339,23 +367,40 @@ mod tests {
             _ => Bytes(0),
         };
         let mut spans = Vec::new();
-        while span.follow(interval, 3, fastest, above) {
+        while span.follow(&of(10), fastest, above) {
             spans.push(span.get());
         }
         assert_eq!(spans, [64.0, 256.0]);
         // Of epochs that are shorter it cannot be as wide.
         let mut short = Span::new(WindowRule::Tapered);
-        while short.follow(Nanos::from_secs(2), 3, fastest, |_| Bytes(160)) {}
+        while short.follow(&of(2), fastest, |_| Bytes(160)) {}
         assert!((short.get() - 64.0).abs() < 1e-9);
         // Nor does it stay so when they become shorter.
         let mut shrunk = span;
-        while shrunk.follow(Nanos::from_secs(2), 3, fastest, above) {}
+        while shrunk.follow(&of(2), fastest, above) {}
         assert!((shrunk.get() - 64.0).abs() < 1e-9);
         let none = |_| Bytes(1);
-        while span.follow(interval, 3, fastest, none) {}
+        while span.follow(&of(10), fastest, none) {}
         assert!((span.get() - SPAN).abs() < 1e-9);
         let mut equal = Span::new(WindowRule::Equal);
-        assert!(!equal.follow(interval, 3, fastest, |_| Bytes(160)));
+        assert!(!equal.follow(&of(10), fastest, |_| Bytes(160)));
+    }
+
+    #[test]
+    fn the_span_is_as_wide_as_the_sampler_can_keep() {
+        let of = |shortest| Windowed {
+            interval: Nanos::from_secs(10),
+            scans: 3,
+            shortest,
+        };
+        let (fastest, all) = (Bytes(100), |_: f64| Bytes(160));
+        let mut span = Span::new(WindowRule::Tapered);
+        while span.follow(&of(SHORTEST), fastest, all) {}
+        assert!((span.get() - 16384.0).abs() < 1e-9, "{}", span.get());
+        assert!(length(span.get(), Nanos::from_secs(10), 3, 2) >= SHORTEST);
+        // The machine has become busy.
+        assert!(span.follow(&of(SHORTEST_AT_ONCE), fastest, all));
+        assert!((span.get() - 256.0).abs() < 1e-9, "{}", span.get());
     }
 
     #[test]
@@ -385,8 +430,7 @@ mod tests {
                 let windows: Vec<Nanos> =
                     (0..scans).map(|scan| length(span, epoch, scans, scan)).collect();
                 let all: Nanos = windows.iter().copied().sum();
-                let over = SHORTEST.0 * u64::from(scans);
-                prop_assert!(all.0.abs_diff(epoch.0) <= over, "{all:?} of {epoch:?}");
+                prop_assert!(all.0.abs_diff(epoch.0) <= u64::from(scans), "{all:?} of {epoch:?}");
                 prop_assert!(windows.windows(2).all(|w| w[1] <= w[0]));
             }
         }

@@ -49,6 +49,39 @@ fn idle_tracking_sees_exactly_the_half_that_is_touched() {
     }
 }
 
+/// Windows in which not all of the samples can be marked before the first is looked at.
+#[test]
+fn the_shortest_window_tells_what_is_touched_all_the_time() {
+    let Some(mut sampler) = idle() else { return };
+    let shortest = sampler.shortest();
+    for (kind, pages, step) in [("small", 1 << 14, 2), ("huge", 1 << 15, 128)] {
+        let mut target = Target::start(pages, kind);
+        target.tell(&format!("spin 0 {}", pages / 2));
+        let samples = target.samples(pages, step);
+        let half = samples.len() / 2;
+        // What marking takes is known from then on.
+        scan(&mut *sampler, &samples, wait);
+        for times in [0.25, 0.5, 1.0, 2.0] {
+            let window = Nanos::from_secs_f64(shortest.as_secs_f64() * times);
+            let mut seen = AccessSet::new(samples.clone());
+            let start = Instant::now();
+            sampler.arm(&samples, window).unwrap();
+            std::thread::sleep(window.into());
+            sampler.collect(&mut seen).unwrap();
+            let took = start.elapsed();
+            let [hot, cold] = [0..half, half..samples.len()].map(|part| count(&seen, part));
+            eprintln!("{kind}, {window} of {shortest}: {took:?}, touched {hot:?}, others {cold:?}");
+            assert_eq!(cold.0, 0);
+            if times >= 1.0 {
+                assert!(
+                    hot.0 * 10 >= (hot.0 + hot.1) * 9 && hot.0 * 2 > half,
+                    "{hot:?}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn of_a_page_that_moves_nothing_is_known_until_the_next_scan() {
     let Some(mut sampler) = idle() else { return };
@@ -245,7 +278,8 @@ fn idle_tracking_costs_little() {
         let mut seen = AccessSet::new(samples.clone());
         let start = Instant::now();
         for _ in 0..5 {
-            sampler.arm(&samples, Nanos::from_millis(1)).unwrap();
+            // All at once.
+            sampler.arm(&samples, Nanos::ZERO).unwrap();
             sampler.collect(&mut seen).unwrap();
         }
         let nanos = start.elapsed().as_nanos() / (5 * samples.len() as u128);

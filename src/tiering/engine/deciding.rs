@@ -9,6 +9,7 @@ use crate::tiering::policy::{Budget, Done, TargetView, View};
 use crate::tiering::report::PauseReason;
 use crate::tiering::settings::Asking;
 use crate::tiering::tier::TierView;
+use crate::tiering::windows::Windowed;
 use crate::units::{Bytes, Nanos, NodeId, TierId};
 
 /// Less than one in so many bytes of a node's headroom are not missed.
@@ -201,14 +202,23 @@ impl Engine {
         longer: f64,
     ) {
         let fastest = self.fastest(seen, views, surveys);
-        let (rates, scans) = (&self.rates, self.settings.profiling.scans);
+        let rates = &self.rates;
         let above = |rate: f64| -> Bytes {
             let count = rates.count(rate);
             surveys.iter().map(|survey| survey.above(count)).sum()
         };
-        let differs = self.span.follow(interval, scans, fastest, above);
+        let differs = self.span.follow(&self.windowed(interval), fastest, above);
         if differs || longer < 1.0 || longer > 1.0 {
             self.restate(longer);
+        }
+    }
+
+    /// An epoch that is this long.
+    pub(super) fn windowed(&self, interval: Nanos) -> Windowed {
+        Windowed {
+            interval,
+            scans: self.settings.profiling.scans,
+            shortest: self.machine.shortest,
         }
     }
 

@@ -4,13 +4,28 @@ use super::spare::Spare;
 use crate::tiering::observation::Observation;
 use crate::tiering::page_cache::PageCache;
 use crate::tiering::pressure::Pressure;
+use crate::tiering::windows::SHORTEST_AT_ONCE;
+use crate::units::Nanos;
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Machine {
     pub(super) pressure: Pressure,
     pub(super) page_cache: PageCache,
     pub(super) spare: Spare,
+    /// The shortest window that the sampler can keep.
+    pub(super) shortest: Nanos,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            pressure: Pressure::default(),
+            page_cache: PageCache::default(),
+            spare: Spare::default(),
+            shortest: SHORTEST_AT_ONCE,
+        }
+    }
 }
 
 impl Machine {
@@ -23,5 +38,6 @@ impl Machine {
         }
         self.page_cache.follow(seen.at, &seen.nodes, &seen.outcome);
         self.spare.follow(seen);
+        self.shortest = seen.shortest;
     }
 }

@@ -65,7 +65,7 @@ impl Engine {
             && decides
             && clear.is_none_or(|share| share >= wanted * CLEAR_SHARE)
             && looks >= wanted * terms.regions as f64
-            && self.span.fits_in(interval, profiling.scans);
+            && self.span.fits_in(&self.windowed(interval));
         if is_free { pace } else { Pace::WHOLE }
     }
 }

@@ -93,6 +93,7 @@ pub(super) fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> 
         },
         idle: Nanos::ZERO,
         capacity: u64::MAX,
+        shortest: windows::SHORTEST_AT_ONCE,
         outcome: MoveOutcome::default(),
         paging: Paging::default(),
     }

@@ -4,7 +4,8 @@
 //!
 //! **Order.** What gains most first. For each, the fastest rank where there is room or where
 //! something is worth less; what gives way goes one rank down, before it. Where nothing is, page cache
-//! that may makes room ([`page_cache`](crate::tiering::page_cache)).
+//! that may makes room ([`page_cache`](crate::tiering::page_cache)). What is mostly written comes when the rest has
+//! come: whoever writes to it is held up by its move, and if time runs out before, that is when it is put off to.
 //!
 //! **Properties** (tests of [`adaptive`](super::adaptive)): no node is filled beyond its
 //! room; each demotion stands before its promotion; equals are never exchanged.
@@ -115,6 +116,8 @@ pub(super) struct Planner<'a, 'v> {
     shares: Shares,
     /// What is to move.
     pub(super) moves: Vec<Move>,
+    /// What comes after these, being mostly written.
+    after: Vec<Move>,
     /// Bytes of moves that are going to be worth while for an epoch, each as far as it is.
     pub(super) lasts: f64,
     /// Exchanges to be looked up later.
@@ -152,6 +155,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             taken: HashMap::new(),
             shares: Shares::of(idle, |place| worth.is_warm(place)),
             moves: Vec::new(),
+            after: Vec::new(),
             lasts: 0.0,
             trades: Vec::new(),
             is_in_vain: false,
@@ -179,6 +183,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             self.promote(candidate);
         }
         self.lists.gains = gains;
+        self.moves.append(&mut self.after);
         self.restore_headroom();
         self.relieve();
     }
@@ -384,7 +389,17 @@ impl<'a, 'v> Planner<'a, 'v> {
         }
         self.terms.left = self.terms.left.saturating_sub(bytes);
         let moved = place.moved(self.view, (from, to), bytes, reason);
-        self.moves.push(moved);
+        if reason == Reason::Hot && self.is_written(place) {
+            self.after.push(moved);
+        } else {
+            self.moves.push(moved);
+        }
+    }
+
+    /// Whether most of it is known to be written.
+    fn is_written(&self, place: Place) -> bool {
+        let written = place.region_in(self.view).written();
+        written.is_some_and(|share| share > MOSTLY)
     }
 
     /// Whether what is hot may go this way now.
@@ -392,7 +407,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         let region = place.region_in(self.view);
         let way = self.way(place, from, to);
         // What is slow when idle is mostly slower still at writing.
-        let is_written = region.written().is_some_and(|share| share > MOSTLY);
+        let is_written = self.is_written(place);
         let tiers = place.target_in(self.idle).tiers;
         let stays = is_written && tiers.rank_of(to) > tiers.rank_of(from);
         !stays && !self.worth.rests(region, way)

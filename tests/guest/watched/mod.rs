@@ -17,9 +17,12 @@ use hmkeeper::units::{Nanos, Pid, VirtAddr};
 pub const PAGE: usize = 4096;
 pub const HUGE: usize = 2 << 20;
 pub const WINDOW: Duration = Duration::from_secs(1);
+/// Between two rounds of touching.
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// The child's side. Maps `pages` pages, in folios as advised, then obeys one
-/// line at a time: `touch FROM TO` (over and over, until the next line), `stop`,
+/// line at a time: `touch FROM TO` (over and over, until the next line), `spin FROM TO` (the
+/// same without a pause), `stop`,
 /// `move NODE`, `unmap`, `fork` (a child that has all of it too), `reap` (ends that).
 /// Answers each with a line once it has begun.
 #[test]
@@ -62,16 +65,23 @@ fn child() {
             }
             std::process::exit(0);
         });
-        let mut touched = 0..0;
+        let (mut touched, mut pause) = (0..0, PAUSE);
         let mut forked = 0;
         loop {
             // Brief pauses let other processes on, as real programs do; TCG and
             // real processors alike then forget old translations.
-            let line = lines.recv_timeout(Duration::from_millis(2));
+            let line = lines.recv_timeout(pause);
             if let Ok(line) = line {
                 let words: Vec<_> = line.split(' ').collect();
                 match words[0] {
-                    "touch" => touched = words[1].parse().unwrap()..words[2].parse().unwrap(),
+                    "touch" | "spin" => {
+                        touched = words[1].parse().unwrap()..words[2].parse().unwrap();
+                        pause = if words[0] == "spin" {
+                            Duration::ZERO
+                        } else {
+                            PAUSE
+                        };
+                    }
                     "stop" => touched = 0..0,
                     "move" => move_all(base, bytes / PAGE, words[1].parse().unwrap()),
                     "unmap" => {

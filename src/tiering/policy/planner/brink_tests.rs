@@ -75,6 +75,20 @@ fn what_is_read_gives_way_to_what_is_written_as_often() {
     assert_eq!(brief(&moves), [(0, 0, 3, 2), (2, 3, 0, 2)]);
 }
 
+#[test]
+fn what_is_mostly_written_comes_when_what_is_read_has_come() {
+    let mut regions = regions(&[(3.0, 3), (2.5, 3), (0.0, 0), (0.0, 0)]);
+    let order = |regions: &[Region]| brief(&decide(regions, [0, 0, 0, 10], &[]));
+    let (first, second) = ((4, 0, 3, 2), (6, 0, 3, 2));
+    let (hottest, hot) = ((0, 3, 0, 2), (2, 3, 0, 2));
+    assert_eq!(order(&regions), [first, hottest, second, hot]);
+    regions[0].writes(0.5);
+    assert_eq!(order(&regions), [first, hottest, second, hot]);
+    // Its room is made in turn, so that nothing is behind for it.
+    regions[0].writes(0.6);
+    assert_eq!(order(&regions), [first, second, hot, hottest]);
+}
+
 proptest! {
     /// Whatever answers late, what is hot goes to where it is answered sooner; up and down are
     /// those of idle nodes.

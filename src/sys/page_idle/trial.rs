@@ -1,0 +1,96 @@
+//! What marks of pages of our own tell of this machine.
+//!
+//! A processor walks a page's table, and so marks it accessed, only where its TLB does not hold the
+//! page. Of a memory larger than that every touch walks; but an emulated processor, or one with a larger
+//! TLB than any today, may hold all of it, until something else flushes it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::super::own_pages::{OwnPages, own_pid};
+use super::IdleSampler;
+use crate::ports::{AccessSampler, PortError};
+use crate::tiering::observation::{AccessSet, Sample, TargetId};
+use crate::tiering::windows::{SHORTEST, SHORTEST_AT_ONCE};
+use crate::units::{Nanos, VirtAddr};
+
+/// Pages that are touched all the time: more than a TLB holds (1536 to 2048 of Intel's, up to 3072 of
+/// AMD's), few enough to be touched several times in [`SHORTEST`].
+const TOUCHED: usize = 4096;
+/// One in so many of them is watched.
+const WATCHED_EACH: usize = 8;
+/// So long they are touched before: the TLB of an emulated processor grows by use.
+const WARM_UP: Nanos = Nanos::from_millis(50);
+/// Each window is tried so often: something else may have flushed TLBs.
+const TRIES: usize = 2;
+/// Of a hundred that could be told so many have to be seen.
+const SEEN: usize = 98;
+
+/// The shortest window, doubled from [`SHORTEST`] on, in which as good as all of such pages are seen.
+/// Takes a tenth of a second, and a second thread.
+///
+/// # Errors
+/// Where pages or a thread cannot be had, or as the sampler's.
+pub(super) fn shortest(sampler: &mut IdleSampler) -> Result<Nanos, PortError> {
+    let own = OwnPages::new(TOUCHED).map_err(|e| sampler.failed(e))?;
+    let address = |index| VirtAddr(own.address(index).addr() as u64);
+    let samples: Vec<Sample> = (0..TOUCHED)
+        .step_by(WATCHED_EACH)
+        .map(|index| Sample {
+            target: TargetId(0),
+            pid: own_pid(),
+            addr: address(index),
+        })
+        .collect();
+    let is_over = AtomicBool::new(false);
+    let touch = || {
+        while !is_over.load(Ordering::Relaxed) {
+            (0..TOUCHED).for_each(|index| own.touch(index));
+        }
+    };
+    let found = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("hmkeeper-trial".into());
+        let toucher = thread.spawn_scoped(scope, touch);
+        let found = toucher
+            .map_err(|e| sampler.failed(e))
+            .and_then(|_| try_windows(sampler, &samples));
+        is_over.store(true, Ordering::Relaxed);
+        found
+    });
+    // So that nothing of them is held on to.
+    sampler.arm(&[], Nanos::ZERO)?;
+    found
+}
+
+fn try_windows(sampler: &mut IdleSampler, samples: &[Sample]) -> Result<Nanos, PortError> {
+    std::thread::sleep(WARM_UP.into());
+    // Opens files and takes memory, for which the kernel flushes TLBs.
+    are_seen(sampler, samples, SHORTEST)?;
+    let mut window = SHORTEST;
+    while window < SHORTEST_AT_ONCE {
+        let mut tries = (0..TRIES).map(|_| are_seen(sampler, samples, window));
+        if tries.try_fold(true, |all, seen| seen.map(|seen| all && seen))? {
+            return Ok(window);
+        }
+        window = window + window;
+    }
+    Ok(SHORTEST_AT_ONCE)
+}
+
+/// Whether as good as all are, in one such window.
+fn are_seen(
+    sampler: &mut IdleSampler,
+    samples: &[Sample],
+    window: Nanos,
+) -> Result<bool, PortError> {
+    let mut seen = AccessSet::new(samples.to_vec());
+    sampler.arm(samples, window)?;
+    if sampler.brief.is_none() {
+        std::thread::sleep(window.into());
+    }
+    sampler.collect(&mut seen)?;
+    let known = seen.tallies().iter().filter(|tally| tally.known > 0);
+    let (known, accessed) = known.fold((0, 0), |(known, accessed), tally| {
+        (known + 1, accessed + usize::from(tally.accessed))
+    });
+    Ok(2 * known > samples.len() && 100 * accessed >= SEEN * known)
+}

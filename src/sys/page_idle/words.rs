@@ -1,0 +1,350 @@
+//! The words of the bitmap that hold samples: their marks set, and read a window later.
+//!
+//! **Problem.** Marking a thousand pages takes some milliseconds, and so does looking at them. In a
+//! window no longer than that each page would have waited as long as both take, whatever was asked for.
+//!
+//! **Approach.** Where the window is long, all are marked before the first is looked at. Where it is
+//! short, a few are marked at a time ([`Words::glance`]): as many as can be in half of the window. Each
+//! is looked at when its own window has passed.
+//!
+//! **Properties.** What was looked at so late that it is not to be believed cannot be told, and where
+//! that happens to many, longer windows are asked for ([`Words::shortest`]). CPU time is that of one scan;
+//! it lasts about four times as long as marking takes, and [`LONGEST`] at most.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+
+use super::super::clock::monotonic;
+use super::super::kpageflags::{Flags, KpageFlags};
+use super::super::pagemap::Pfn;
+use super::bitmap::{Bitmap, CALL_WORDS, WORD_FRAMES};
+use crate::tiering::windows::SHORTEST_AT_ONCE;
+use crate::units::Nanos;
+
+/// From so many heads in a word on, the flags of all of its frames are read by
+/// one call (64 entries cost about as much as four calls).
+const DENSE_HEADS: u32 = 4;
+/// A glance lasts no longer. What is left cannot be told.
+const LONGEST: Nanos = Nanos::from_secs(2);
+/// A sleep this short is left out: the kernel makes it that much longer by itself (timer slack).
+const NO_SLEEP: Nanos = Nanos(50_000);
+/// Where more than one in so many words is late, windows have to be longer.
+const LATE: usize = 4;
+/// After so many glances on time shorter ones are tried again.
+const ON_TIME: u32 = 64;
+
+/// One word.
+#[derive(Clone, Copy, Debug)]
+struct Word {
+    index: u64,
+    /// The heads of samples.
+    wanted: u64,
+    /// Of these, those whose marks read back as set.
+    armed: u64,
+    /// Of these, those still set at the end.
+    idle: u64,
+}
+
+/// What a window has told of a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// It did not have its mark, or was looked at too late.
+    Untold,
+    /// It still has it.
+    Set,
+    /// It no longer has it.
+    Gone,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Words {
+    /// In order.
+    all: Vec<Word>,
+    /// What marking one takes; zero until that is known.
+    each: Nanos,
+    /// The shortest window in which there is anything to be seen.
+    least: Nanos,
+    shortest: Nanos,
+    /// Glances since one was late.
+    on_time: u32,
+    /// What has been marked and not yet looked at, and when that was.
+    waiting: VecDeque<(Nanos, Range<usize>)>,
+    buffer: Vec<u64>,
+}
+
+impl Words {
+    pub(super) fn new() -> Self {
+        Self {
+            all: Vec::new(),
+            each: Nanos::ZERO,
+            least: SHORTEST_AT_ONCE,
+            shortest: SHORTEST_AT_ONCE,
+            on_time: 0,
+            waiting: VecDeque::new(),
+            buffer: Vec::new(),
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.all.clear();
+    }
+
+    /// Adds a head, none of which is before the last one; the place of its word.
+    pub(super) fn add(&mut self, head: u64) -> usize {
+        let index = head / WORD_FRAMES;
+        if self.all.last().is_none_or(|word| word.index != index) {
+            self.all.push(Word {
+                index,
+                wanted: 0,
+                armed: 0,
+                idle: 0,
+            });
+        }
+        let at = self.all.len() - 1;
+        self.all[at].wanted |= bit(head);
+        at
+    }
+
+    /// What became of the mark of a head, whose word is at `at`.
+    pub(super) fn mark_of(&self, at: usize, head: u64) -> Mark {
+        match self.all.get(at) {
+            Some(word) if word.idle & bit(head) != 0 => Mark::Set,
+            Some(word) if word.armed & bit(head) != 0 => Mark::Gone,
+            _ => Mark::Untold,
+        }
+    }
+
+    /// Windows may be so short from now on.
+    pub(super) fn keep(&mut self, least: Nanos) {
+        (self.least, self.shortest, self.on_time) = (least, least, 0);
+    }
+
+    /// The shortest window that can be kept.
+    pub(super) fn shortest(&self) -> Nanos {
+        self.shortest
+    }
+
+    /// Whether marking all takes so much of a window that a few at a time have to be.
+    pub(super) fn is_brief(&self, window: Nanos) -> bool {
+        let all = self.each.0.saturating_mul(self.all.len() as u64);
+        window > Nanos::ZERO && all > window.0 / 2
+    }
+
+    /// Sets all marks.
+    pub(super) fn mark_all(&mut self, bitmap: &Bitmap, flags: &KpageFlags) -> io::Result<()> {
+        self.mark(bitmap, flags, 0..self.all.len(), CALL_WORDS)
+    }
+
+    /// Reads which of them are left.
+    pub(super) fn look_at_all(&mut self, bitmap: &Bitmap) -> io::Result<()> {
+        self.look(bitmap, 0..self.all.len())
+    }
+
+    /// Sets them and reads which are left, each after such a window.
+    pub(super) fn glance(
+        &mut self,
+        bitmap: &Bitmap,
+        flags: &KpageFlags,
+        window: Nanos,
+    ) -> io::Result<()> {
+        let (count, start) = (self.all.len(), monotonic());
+        // A fraction of those that are marked in half a window.
+        let few = usize::try_from(window.0 / 8 / self.each.0.max(1)).unwrap_or(CALL_WORDS);
+        let few = few.clamp(1, CALL_WORDS);
+        let (mut next, mut late) = (0, 0);
+        while next < count && monotonic().saturating_sub(start) < LONGEST {
+            let began = monotonic();
+            while next < count && monotonic().saturating_sub(began).0 < window.0 / 2 {
+                let part = next..count.min(next + few);
+                next = part.end;
+                self.mark(bitmap, flags, part.clone(), few)?;
+                self.waiting.push_back((monotonic(), part));
+            }
+            while let Some((marked, part)) = self.waiting.pop_front() {
+                let left = (marked + window).saturating_sub(monotonic());
+                if left > NO_SLEEP {
+                    std::thread::sleep(left.into());
+                }
+                let waited = monotonic().saturating_sub(marked);
+                if waited.0 > 2 * window.0 {
+                    late += part.len();
+                    self.all[part].iter_mut().for_each(|word| word.armed = 0);
+                } else {
+                    self.look(bitmap, part)?;
+                }
+            }
+        }
+        for word in &mut self.all[next..] {
+            (word.armed, word.idle) = (0, 0);
+        }
+        self.learn(window, late + count - next);
+        Ok(())
+    }
+
+    /// What a glance says of the windows that can be kept.
+    fn learn(&mut self, window: Nanos, late: usize) {
+        if late * LATE > self.all.len() {
+            self.shortest = self.shortest.max(window + window).min(SHORTEST_AT_ONCE);
+            self.on_time = 0;
+        } else {
+            self.on_time += 1;
+        }
+        if self.on_time == ON_TIME {
+            self.shortest = self.least.max(Nanos(self.shortest.0 / 2));
+            self.on_time = 0;
+        }
+    }
+
+    /// Sets marks, run by run of so many words at most, and looks at the page flags whether they stuck.
+    fn mark(
+        &mut self,
+        bitmap: &Bitmap,
+        flags: &KpageFlags,
+        part: Range<usize>,
+        most: usize,
+    ) -> io::Result<()> {
+        let (count, began) = (part.len() as u64, monotonic());
+        for run in runs_mut(&mut self.all[part], most) {
+            self.buffer.clear();
+            self.buffer.extend(run.iter().map(|word| word.wanted));
+            bitmap.write(run[0].index, &self.buffer)?;
+            for word in run {
+                word.idle = 0;
+                word.armed = marked(flags, word.index, word.wanted)?;
+                let missing = word.wanted & !word.armed;
+                if missing != 0 {
+                    bitmap.write(word.index, &[missing])?;
+                    word.armed |= marked(flags, word.index, missing)?;
+                }
+            }
+        }
+        if let Some(each) = monotonic().saturating_sub(began).0.checked_div(count) {
+            self.each = match self.each {
+                Nanos::ZERO => Nanos(each),
+                // One word that was slow is not the measure of all.
+                known => Nanos((7 * known.0 + each.min(8 * known.0)) / 8),
+            };
+        }
+        Ok(())
+    }
+
+    /// Reads which marks are left.
+    fn look(&mut self, bitmap: &Bitmap, part: Range<usize>) -> io::Result<()> {
+        for run in runs_mut(&mut self.all[part], CALL_WORDS) {
+            self.buffer.clear();
+            self.buffer.resize(run.len(), 0);
+            bitmap.read(run[0].index, &mut self.buffer)?;
+            for (word, &read) in run.iter_mut().zip(&self.buffer) {
+                word.idle = word.armed & read;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A head's bit in its word.
+fn bit(head: u64) -> u64 {
+    1 << (head % WORD_FRAMES)
+}
+
+/// Which of the heads in `wanted`, of the word at `index`, have their mark now.
+fn marked(flags: &KpageFlags, index: u64, wanted: u64) -> io::Result<u64> {
+    let first = index * WORD_FRAMES;
+    let mut found = 0;
+    if wanted.count_ones() >= DENSE_HEADS {
+        let mut all = [Flags::default(); 64];
+        flags.read(Pfn(first), &mut all)?;
+        for (bit, flags) in all.iter().enumerate() {
+            found |= u64::from(flags.idle()) << bit;
+        }
+    } else {
+        let mut rest = wanted;
+        while rest != 0 {
+            let bit = rest.trailing_zeros();
+            let flags = flags.get(Pfn(first + u64::from(bit)))?;
+            found |= u64::from(flags.idle()) << bit;
+            rest &= rest - 1;
+        }
+    }
+    Ok(found & wanted)
+}
+
+/// Cuts words, sorted by index, into runs of adjacent ones, so many at most.
+fn runs_mut(words: &mut [Word], most: usize) -> impl Iterator<Item = &mut [Word]> {
+    let mut rest = words;
+    std::iter::from_fn(move || {
+        let words = std::mem::take(&mut rest);
+        if words.is_empty() {
+            return None;
+        }
+        let adjacent = words
+            .windows(2)
+            .take(most - 1)
+            .take_while(|pair| pair[0].index + 1 == pair[1].index)
+            .count();
+        let (run, tail) = words.split_at_mut(adjacent + 1);
+        rest = tail;
+        Some(run)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(heads: u64) -> Words {
+        let mut words = Words::new();
+        for head in 0..heads {
+            assert_eq!(words.add(head * 512) as u64, head);
+        }
+        words
+    }
+
+    #[test]
+    fn heads_of_one_word_share_it_and_tell_their_own() {
+        let mut words = Words::new();
+        assert_eq!([3, 63, 64, 200].map(|head| words.add(head)), [0, 0, 1, 2]);
+        words.all[0].armed = bit(3) | bit(63);
+        words.all[0].idle = bit(63);
+        let marks = [3, 4, 63].map(|head| words.mark_of(0, head));
+        assert_eq!(marks, [Mark::Gone, Mark::Untold, Mark::Set]);
+        assert_eq!(words.mark_of(7, 3), Mark::Untold);
+    }
+
+    #[test]
+    fn a_window_is_brief_where_marking_takes_more_than_half_of_it() {
+        let mut words = words(1000);
+        // Nothing is known of that yet.
+        assert!(!words.is_brief(Nanos(1)));
+        words.each = Nanos(2000);
+        assert!(words.is_brief(Nanos::from_millis(3)));
+        assert!(!words.is_brief(Nanos::from_millis(4)));
+        // No window at all.
+        assert!(!words.is_brief(Nanos::ZERO));
+    }
+
+    #[test]
+    fn where_windows_are_not_kept_longer_ones_are_asked_for() {
+        let mut words = words(100);
+        assert_eq!(words.shortest(), SHORTEST_AT_ONCE);
+        let least = Nanos(500_000);
+        words.keep(least);
+        words.learn(least, 25);
+        assert_eq!(words.shortest(), least);
+        words.learn(least, 26);
+        assert_eq!(words.shortest(), least + least);
+        // One that was longer than the shortest was not kept either.
+        words.learn(Nanos::from_millis(4), 100);
+        assert_eq!(words.shortest(), Nanos::from_millis(8));
+        words.learn(Nanos::from_millis(15), 100);
+        assert_eq!(words.shortest(), SHORTEST_AT_ONCE);
+        // They are tried again, by and by, and no shorter than can be.
+        for halvings in 1..10 {
+            (0..ON_TIME).for_each(|_| words.learn(SHORTEST_AT_ONCE, 0));
+            let half = Nanos(SHORTEST_AT_ONCE.0 >> halvings).max(least);
+            assert_eq!(words.shortest(), half);
+        }
+    }
+}
