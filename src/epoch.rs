@@ -311,8 +311,10 @@ impl EpochLoop {
             .unwrap_or_default();
         let hurry = std::mem::take(&mut self.hurry) && samples.is_empty();
         let profiling = &self.settings.engine.profiling;
-        let start = self.last_due.unwrap_or(now);
         let interval = (self.plan.as_ref()).map_or(profiling.interval, |plan| plan.interval);
+        // Half an epoch is not one: whatever kept us so long, this one begins now.
+        let recent = |due: &Nanos| now.saturating_sub(*due) <= Nanos(interval.0 / 2);
+        let start = self.last_due.filter(recent).unwrap_or(now);
         let end = if hurry { now } else { start + interval };
         let scans = profiling.scans.max(1);
         let whole = end.saturating_sub(now);

@@ -239,7 +239,8 @@ pub trait AccessSampler {
     /// Which mechanism this is.
     fn kind(&self) -> SamplerKind;
     /// Forgets past accesses of these pages; sorted by target and address.
-    /// `window` is how long it will be until [`collect`](Self::collect).
+    /// `window` is how long it will be until [`collect`](Self::collect), which may wait itself instead, for
+    /// each page in turn.
     fn arm(&mut self, samples: &[Sample], window: Nanos) -> Result<(), PortError>;
     /// Reports which of the armed pages were touched since, one verdict each,
     /// and closes the scan.
@@ -253,7 +254,7 @@ pub trait AccessSampler {
     fn capacity(&self) -> u64 {
         u64::MAX
     }
-    /// The shortest window that it can keep, of as many samples as an epoch has.
+    /// The shortest window for which it can wait, and in which it sees what is touched all the time.
     fn shortest(&self) -> Nanos {
         SHORTEST_AT_ONCE
     }

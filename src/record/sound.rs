@@ -22,6 +22,8 @@ const TIME_MOST: Nanos = Nanos(1 << 62);
 const COUNT_MOST: u64 = 1 << 48;
 /// 4 EiB.
 const BYTES_MOST: Bytes = Bytes(1 << 62);
+/// Windows of samplers.
+const WINDOW: std::ops::RangeInclusive<Nanos> = Nanos(1_000)..=Nanos::from_secs(86_400);
 /// As the configuration has it.
 const INTERVAL: std::ops::RangeInclusive<Nanos> = Nanos::from_millis(1)..=Nanos::from_secs(86_400);
 const SCANS: std::ops::RangeInclusive<u8> = 1..=20;
@@ -177,6 +179,10 @@ fn observation(seen: &Observation) -> Sound {
     }
     cost(&seen.cost)?;
     time(seen.idle)?;
+    check(
+        WINDOW.contains(&seen.shortest),
+        "the shortest window is none",
+    )?;
     let mut pages = 0_u64;
     for result in &seen.outcome.results {
         reachable(result.asked.range)?;

@@ -18,7 +18,8 @@ pub(super) struct OwnPages {
     bytes: usize,
 }
 
-// SAFETY: the mapping is no thread's own, stays as long as the value, and is accessed atomically.
+// SAFETY: the mapping is no thread's own, stays as long as the value, is accessed atomically, and only protected
+// by who has it alone.
 unsafe impl Sync for OwnPages {}
 
 impl OwnPages {
@@ -73,7 +74,7 @@ impl OwnPages {
 
     /// Writes to one of them after its translation has left the TLB, so that
     /// the processor sets the accessed bit anew.
-    pub(super) fn protect_and_touch(&self, index: usize) -> io::Result<()> {
+    pub(super) fn protect_and_touch(&mut self, index: usize) -> io::Result<()> {
         for protection in [libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE] {
             // SAFETY: a whole page of our own mapping, to which no reference exists.
             let rc = unsafe { libc::mprotect(self.address(index), page_bytes(), protection) };

@@ -9,7 +9,7 @@
 //! follow". Frames change owner behind our back.
 //!
 //! **Approach.** *Arm*: page maps give each sample's frame, page flags its
-//! folio; the marks are set in the order of frames, adjacent words of 64 in one
+//! folio; the marks are set, unless the window is short ([`words`]), in the order of frames, adjacent words of 64 in one
 //! call, and read back at once, from the page flags: these tell the mark alone,
 //! while a read of the bitmap looks at the page tables and would take the mark
 //! from a page that is touched in between, the hottest of all. *Collect*: read
@@ -388,7 +388,7 @@ pub fn try_own_page(root: &Root) -> Result<String, PortError> {
         what: what(),
         source,
     };
-    let own = OwnPages::new(OWN_PAGES).map_err(failed)?;
+    let mut own = OwnPages::new(OWN_PAGES).map_err(failed)?;
     let frames = own.frames(root).map_err(failed)?;
     if frames.iter().all(Option::is_none) {
         return Err(PortError::Forbidden {

@@ -354,7 +354,7 @@ fn failed(what: &impl ToString, source: io::Error) -> PortError {
 /// # Errors
 /// `Missing` where the kernel does not tell the two apart.
 pub(super) fn try_own_pages(root: &Root) -> Result<String, PortError> {
-    let own = OwnPages::new(TRIAL_PAGES).map_err(|e| failed(&"pages of our own", e))?;
+    let mut own = OwnPages::new(TRIAL_PAGES).map_err(|e| failed(&"pages of our own", e))?;
     let Some(range) = own.range() else {
         return Err(failed(
             &"pages of our own",

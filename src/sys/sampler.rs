@@ -66,7 +66,7 @@ fn idle(root: &Root) -> Result<Box<dyn AccessSampler>, PortError> {
     page_idle::try_own_page(root)?;
     let mut sampler = IdleSampler::open(root)?;
     match sampler.find_shortest() {
-        Ok(shortest) => tracing::debug!(%shortest, "what is touched all the time shows in windows"),
+        Ok(shortest) => tracing::info!(%shortest, "what is touched all the time shows in windows"),
         Err(error) => tracing::warn!(%error, "how short windows may be could not be tried"),
     }
     Ok(Box::new(sampler))

@@ -13,7 +13,8 @@
 //! which edges lie, then regions that had no sample for want of them, then what is hidden in
 //! cold memory.
 //! Of cold memory the same number of looks sees almost `num_scans` times as many pages.
-//! What is idle counts as idle in the scans after its first look.
+//! What is idle counts as idle in the scans after its first look. Of what a scan could not tell that one before it
+//! could nothing is said.
 //!
 //! [`LookRule::Fresh`] is group testing in two stages, in equal windows. Each scan looks at
 //! pages of its own, and again at those whose earlier looks in this epoch contradicted what
@@ -77,6 +78,8 @@ pub struct Looks {
     /// none yet.
     first: Vec<Option<u8>>,
     told: Vec<Option<u8>>,
+    /// Whether a scan could not tell what one before could.
+    is_partial: Vec<bool>,
     /// Those of the scan under way, and where they are in `whole`.
     part: AccessSet,
     indices: Vec<usize>,
@@ -98,6 +101,7 @@ impl Looks {
         Self {
             first: vec![None; samples.len()],
             told: vec![None; samples.len()],
+            is_partial: vec![false; samples.len()],
             share,
             stages: samples.len().div_ceil(share).clamp(1, scans),
             turn: usize::try_from(turn % scans as u64).unwrap_or(0),
@@ -141,7 +145,9 @@ impl Looks {
         }
         let scan = self.whole.scans();
         self.whole.add(&self.part, &self.indices);
-        for &i in &self.indices {
+        for (&i, seen) in self.indices.iter().zip(self.part.tallies()) {
+            // Of unequal windows the long ones alone would say that it is accessed all the time.
+            self.is_partial[i] |= self.told[i].is_some() && seen.known == 0;
             self.first[i].get_or_insert(scan);
             if self.whole.tallies()[i].known > 0 {
                 self.told[i].get_or_insert(scan);
@@ -154,7 +160,10 @@ impl Looks {
         if self.rule == LookRule::Sequential {
             self.whole.settle(&self.told);
         }
-        let looked: Vec<bool> = self.first.iter().map(Option::is_some).collect();
+        let is_whole = |i: usize| self.rule != LookRule::Sequential || !self.is_partial[i];
+        let looked: Vec<bool> = (0..self.first.len())
+            .map(|i| self.first[i].is_some() && is_whole(i))
+            .collect();
         self.whole.retain(&looked);
         self.whole
     }
@@ -392,6 +401,24 @@ mod tests {
             .map(|(_, t)| t.known)
             .collect();
         assert_eq!(known, [2, 3], "nobody saw the first in the longest window");
+    }
+
+    #[test]
+    fn what_a_shorter_window_cannot_tell_is_not_accessed_all_the_time() {
+        for rule in [LookRule::Sequential, LookRule::Repeated] {
+            let mut looks = Looks::new(samples(2), vec![Role::Hot; 2], (3, 2), rule, 0);
+            for last in [Seen::Accessed, Seen::Accessed, Seen::Unknown] {
+                assert_eq!(looks.begin().len(), 2);
+                looks.part().record(0, Seen::Accessed);
+                looks.part().record(1, last);
+                looks.end(true);
+            }
+            let seen = looks.into_seen();
+            let known: Vec<u8> = seen.tallies().iter().map(|tally| tally.known).collect();
+            // Equal windows tell as much as there are of them.
+            let equal = rule == LookRule::Repeated;
+            assert_eq!(known, if equal { vec![3, 2] } else { vec![3] });
+        }
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl DamonSampler {
             what: "DAMON".into(),
             source,
         };
-        let own = OwnPages::new(64).map_err(failed)?;
+        let mut own = OwnPages::new(64).map_err(failed)?;
         let Some(range) = own.range() else {
             return Err(failed(io::Error::other("no page of our own")));
         };

@@ -1,8 +1,10 @@
 //! What marks of pages of our own tell of this machine.
 //!
 //! A processor walks a page's table, and so marks it accessed, only where its TLB does not hold the
-//! page. Of a memory larger than that every touch walks; but an emulated processor, or one with a larger
-//! TLB than any today, may hold all of it, until something else flushes it.
+//! page. Of pages that are touched in turn and do not fit there every touch walks; but an emulated processor, or
+//! one with a larger TLB, may hold all of them, until something else flushes it. (Of a program with
+//! some very hot pages among many these stay in a TLB, which this does not tell: no more than it has
+//! entries, and long windows see them.)
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,11 +15,11 @@ use crate::tiering::observation::{AccessSet, Sample, TargetId};
 use crate::tiering::windows::{SHORTEST, SHORTEST_AT_ONCE};
 use crate::units::{Nanos, VirtAddr};
 
-/// Pages that are touched all the time: more than a TLB holds (1536 to 2048 of Intel's, up to 3072 of
-/// AMD's), few enough to be touched several times in [`SHORTEST`].
-const TOUCHED: usize = 4096;
+/// Pages that are touched all the time: more than the TLBs that are known hold (1536 to 4096), few enough for
+/// all to be touched in [`SHORTEST`]. Where they do fit, windows are longer than they need be.
+const TOUCHED: usize = 8192;
 /// One in so many of them is watched.
-const WATCHED_EACH: usize = 8;
+const WATCHED_EACH: usize = 16;
 /// So long they are touched before: the TLB of an emulated processor grows by use.
 const WARM_UP: Nanos = Nanos::from_millis(50);
 /// Each window is tried so often: something else may have flushed TLBs.
@@ -41,24 +43,41 @@ pub(super) fn shortest(sampler: &mut IdleSampler) -> Result<Nanos, PortError> {
             addr: address(index),
         })
         .collect();
-    let is_over = AtomicBool::new(false);
+    let is_over = Over::default();
     let touch = || {
-        while !is_over.load(Ordering::Relaxed) {
+        while !is_over.0.load(Ordering::Relaxed) {
             (0..TOUCHED).for_each(|index| own.touch(index));
         }
     };
     let found = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("hmkeeper-trial".into());
-        let toucher = thread.spawn_scoped(scope, touch);
-        let found = toucher
-            .map_err(|e| sampler.failed(e))
-            .and_then(|_| try_windows(sampler, &samples));
-        is_over.store(true, Ordering::Relaxed);
-        found
+        // However this ends, or nobody would ever have waited for the thread long enough.
+        let _over = is_over.at_last();
+        thread
+            .spawn_scoped(scope, touch)
+            .map_err(|e| sampler.failed(e))?;
+        try_windows(sampler, &samples)
     });
     // So that nothing of them is held on to.
     sampler.arm(&[], Nanos::ZERO)?;
     found
+}
+
+/// Tells a thread to end.
+#[derive(Default)]
+struct Over(AtomicBool);
+
+impl Over {
+    /// When what is returned is dropped.
+    fn at_last(&self) -> impl Drop + '_ {
+        struct Tells<'a>(&'a AtomicBool);
+        impl Drop for Tells<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        Tells(&self.0)
+    }
 }
 
 fn try_windows(sampler: &mut IdleSampler, samples: &[Sample]) -> Result<Nanos, PortError> {
@@ -76,7 +95,7 @@ fn try_windows(sampler: &mut IdleSampler, samples: &[Sample]) -> Result<Nanos, P
     Ok(SHORTEST_AT_ONCE)
 }
 
-/// Whether as good as all are, in one such window.
+/// Whether as good as all are, in one such window, for which the sampler waits itself.
 fn are_seen(
     sampler: &mut IdleSampler,
     samples: &[Sample],
@@ -84,9 +103,6 @@ fn are_seen(
 ) -> Result<bool, PortError> {
     let mut seen = AccessSet::new(samples.to_vec());
     sampler.arm(samples, window)?;
-    if sampler.brief.is_none() {
-        std::thread::sleep(window.into());
-    }
     sampler.collect(&mut seen)?;
     let known = seen.tallies().iter().filter(|tally| tally.known > 0);
     let (known, accessed) = known.fold((0, 0), |(known, accessed), tally| {

@@ -7,9 +7,10 @@
 //! short, a few are marked at a time ([`Words::glance`]): as many as can be in half of the window. Each
 //! is looked at when its own window has passed.
 //!
-//! **Properties.** What was looked at so late that it is not to be believed cannot be told, and where
+//! **Properties.** What was looked at more than two windows after it was marked cannot be told, and where
 //! that happens to many, longer windows are asked for ([`Words::shortest`]). CPU time is that of one scan;
-//! it lasts about four times as long as marking takes, and [`LONGEST`] at most.
+//! it lasts about four times as long as marking takes, and little more than [`LONGEST`] at most: what is left
+//! then cannot be told either.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,10 +30,13 @@ const DENSE_HEADS: u32 = 4;
 const LONGEST: Nanos = Nanos::from_secs(2);
 /// A sleep this short is left out: the kernel makes it that much longer by itself (timer slack).
 const NO_SLEEP: Nanos = Nanos(50_000);
+/// The longest window in which pages are marked a few at a time, where marking all takes half of it.
+const BRIEF: Nanos = Nanos::from_millis(100);
 /// Where more than one in so many words is late, windows have to be longer.
 const LATE: usize = 4;
-/// After so many glances on time shorter ones are tried again.
-const ON_TIME: u32 = 64;
+/// After so many scans shorter ones are tried again; after twice as many if that was too short again.
+const PATIENCE: u32 = 64;
+const PATIENCE_MOST: u32 = 1 << 14;
 
 /// One word.
 #[derive(Clone, Copy, Debug)]
@@ -67,10 +71,11 @@ pub(super) struct Words {
     /// The shortest window in which there is anything to be seen.
     least: Nanos,
     shortest: Nanos,
-    /// Glances since one was late.
-    on_time: u32,
-    /// What has been marked and not yet looked at, and when that was.
-    waiting: VecDeque<(Nanos, Range<usize>)>,
+    /// Scans since windows had to be longer, and how many there have to be until shorter ones are tried.
+    scans: u32,
+    patience: u32,
+    /// The word that the next glance begins with.
+    first: usize,
     buffer: Vec<u64>,
 }
 
@@ -81,8 +86,9 @@ impl Words {
             each: Nanos::ZERO,
             least: SHORTEST_AT_ONCE,
             shortest: SHORTEST_AT_ONCE,
-            on_time: 0,
-            waiting: VecDeque::new(),
+            scans: 0,
+            patience: PATIENCE,
+            first: 0,
             buffer: Vec::new(),
         }
     }
@@ -118,7 +124,7 @@ impl Words {
 
     /// Windows may be so short from now on.
     pub(super) fn keep(&mut self, least: Nanos) {
-        (self.least, self.shortest, self.on_time) = (least, least, 0);
+        (self.least, self.shortest) = (least, least);
     }
 
     /// The shortest window that can be kept.
@@ -126,14 +132,17 @@ impl Words {
         self.shortest
     }
 
-    /// Whether marking all takes so much of a window that a few at a time have to be.
+    /// Whether in such a window a few have to be marked at a time: where it is short, so that each waits
+    /// for as long as it is meant to, or where marking all takes much of it.
     pub(super) fn is_brief(&self, window: Nanos) -> bool {
         let all = self.each.0.saturating_mul(self.all.len() as u64);
-        window > Nanos::ZERO && all > window.0 / 2
+        let is_short = window < SHORTEST_AT_ONCE || all > window.0 / 2;
+        window > Nanos::ZERO && window <= BRIEF && is_short
     }
 
     /// Sets all marks.
     pub(super) fn mark_all(&mut self, bitmap: &Bitmap, flags: &KpageFlags) -> io::Result<()> {
+        self.count_scan();
         self.mark(bitmap, flags, 0..self.all.len(), CALL_WORDS)
     }
 
@@ -149,51 +158,82 @@ impl Words {
         flags: &KpageFlags,
         window: Nanos,
     ) -> io::Result<()> {
-        let (count, start) = (self.all.len(), monotonic());
-        // A fraction of those that are marked in half a window.
-        let few = usize::try_from(window.0 / 8 / self.each.0.max(1)).unwrap_or(CALL_WORDS);
-        let few = few.clamp(1, CALL_WORDS);
-        let (mut next, mut late) = (0, 0);
-        while next < count && monotonic().saturating_sub(start) < LONGEST {
-            let began = monotonic();
-            while next < count && monotonic().saturating_sub(began).0 < window.0 / 2 {
-                let part = next..count.min(next + few);
-                next = part.end;
-                self.mark(bitmap, flags, part.clone(), few)?;
-                self.waiting.push_back((monotonic(), part));
-            }
-            while let Some((marked, part)) = self.waiting.pop_front() {
-                let left = (marked + window).saturating_sub(monotonic());
-                if left > NO_SLEEP {
-                    std::thread::sleep(left.into());
-                }
-                let waited = monotonic().saturating_sub(marked);
-                if waited.0 > 2 * window.0 {
-                    late += part.len();
-                    self.all[part].iter_mut().for_each(|word| word.armed = 0);
-                } else {
-                    self.look(bitmap, part)?;
-                }
-            }
-        }
-        for word in &mut self.all[next..] {
+        for word in &mut self.all {
             (word.armed, word.idle) = (0, 0);
         }
-        self.learn(window, late + count - next);
+        self.count_scan();
+        // Should time run out, it is not always for the same ones.
+        let (count, end) = (self.all.len(), monotonic() + LONGEST);
+        let from = if self.first < count { self.first } else { 0 };
+        let (mut asked, mut late) = (0, 0);
+        for part in [from..count, 0..from] {
+            let (done, of_these) = self.glance_at(bitmap, flags, (part.clone(), window, end))?;
+            (asked, late) = (asked + done, late + of_these);
+            self.first = part.start + done;
+            if done < part.len() {
+                break;
+            }
+        }
+        self.learn(window, late, asked);
         Ok(())
     }
 
-    /// What a glance says of the windows that can be kept.
-    fn learn(&mut self, window: Nanos, late: usize) {
-        if late * LATE > self.all.len() {
-            self.shortest = self.shortest.max(window + window).min(SHORTEST_AT_ONCE);
-            self.on_time = 0;
-        } else {
-            self.on_time += 1;
+    /// The same with a part of them, until `end`. How many of them were marked, and how many of these looked at
+    /// too late.
+    fn glance_at(
+        &mut self,
+        bitmap: &Bitmap,
+        flags: &KpageFlags,
+        (part, window, end): (Range<usize>, Nanos, Nanos),
+    ) -> io::Result<(usize, usize)> {
+        // A fraction of those that are marked in half a window.
+        let few = usize::try_from(window.0 / 8 / self.each.0.max(1)).unwrap_or(CALL_WORDS);
+        let few = few.clamp(1, CALL_WORDS);
+        let (mut next, mut late) = (part.start, 0);
+        let mut waiting: VecDeque<(Nanos, Nanos, Range<usize>)> = VecDeque::new();
+        while next < part.end && monotonic() < end {
+            let began = monotonic();
+            while next < part.end && monotonic().saturating_sub(began).0 < window.0 / 2 {
+                let few = next..part.end.min(next + few);
+                next = few.end;
+                let before = monotonic();
+                self.mark(bitmap, flags, few.clone(), few.len())?;
+                waiting.push_back((before, monotonic() + window, few));
+            }
+            for (before, due, few) in waiting.drain(..) {
+                let left = due.saturating_sub(monotonic());
+                if left > NO_SLEEP {
+                    std::thread::sleep(left.into());
+                }
+                self.look(bitmap, few.clone())?;
+                // Whatever it was that took so long.
+                if monotonic().saturating_sub(before).0 > 2 * window.0 {
+                    late += few.len();
+                    self.all[few].iter_mut().for_each(|word| word.armed = 0);
+                }
+            }
         }
-        if self.on_time == ON_TIME {
+        Ok((next - part.start, late))
+    }
+
+    /// What a glance at so many words, of which so many were late, says of the windows that can be kept.
+    fn learn(&mut self, window: Nanos, late: usize, asked: usize) {
+        if late * LATE > asked {
+            self.shortest = self.shortest.max(window + window).min(SHORTEST_AT_ONCE);
+            self.scans = 0;
+            self.patience = self.patience.saturating_mul(2).min(PATIENCE_MOST);
+        }
+    }
+
+    /// One more since windows had to be longer: at last shorter ones are tried again.
+    fn count_scan(&mut self) {
+        if self.shortest <= self.least {
+            return;
+        }
+        self.scans += 1;
+        if self.scans >= self.patience {
             self.shortest = self.least.max(Nanos(self.shortest.0 / 2));
-            self.on_time = 0;
+            self.scans = 0;
         }
     }
 
@@ -206,7 +246,7 @@ impl Words {
         most: usize,
     ) -> io::Result<()> {
         let (count, began) = (part.len() as u64, monotonic());
-        for run in runs_mut(&mut self.all[part], most) {
+        for run in runs_mut(&mut self.all[part], most.max(1)) {
             self.buffer.clear();
             self.buffer.extend(run.iter().map(|word| word.wanted));
             bitmap.write(run[0].index, &self.buffer)?;
@@ -314,13 +354,15 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_brief_where_marking_takes_more_than_half_of_it() {
+    fn a_window_is_brief_where_it_is_short_or_marking_takes_half_of_it() {
         let mut words = words(1000);
-        // Nothing is known of that yet.
-        assert!(!words.is_brief(Nanos(1)));
-        words.each = Nanos(2000);
-        assert!(words.is_brief(Nanos::from_millis(3)));
-        assert!(!words.is_brief(Nanos::from_millis(4)));
+        assert!(words.is_brief(Nanos::from_millis(19)));
+        assert!(!words.is_brief(SHORTEST_AT_ONCE));
+        words.each = Nanos(20_000);
+        assert!(words.is_brief(Nanos::from_millis(39)));
+        assert!(!words.is_brief(Nanos::from_millis(40)));
+        words.each = Nanos::from_secs(1);
+        assert!(words.is_brief(BRIEF) && !words.is_brief(BRIEF + Nanos(1)));
         // No window at all.
         assert!(!words.is_brief(Nanos::ZERO));
     }
@@ -331,20 +373,55 @@ mod tests {
         assert_eq!(words.shortest(), SHORTEST_AT_ONCE);
         let least = Nanos(500_000);
         words.keep(least);
-        words.learn(least, 25);
+        words.learn(least, 25, 100);
         assert_eq!(words.shortest(), least);
-        words.learn(least, 26);
+        words.learn(least, 26, 100);
         assert_eq!(words.shortest(), least + least);
         // One that was longer than the shortest was not kept either.
-        words.learn(Nanos::from_millis(4), 100);
+        words.learn(Nanos::from_millis(4), 100, 100);
         assert_eq!(words.shortest(), Nanos::from_millis(8));
-        words.learn(Nanos::from_millis(15), 100);
+        words.learn(Nanos::from_millis(15), 100, 100);
         assert_eq!(words.shortest(), SHORTEST_AT_ONCE);
-        // They are tried again, by and by, and no shorter than can be.
+        // They are tried again after ever more scans of any kind, and are no shorter than can be.
+        assert_eq!(words.patience, 8 * PATIENCE);
         for halvings in 1..10 {
-            (0..ON_TIME).for_each(|_| words.learn(SHORTEST_AT_ONCE, 0));
+            (1..words.patience).for_each(|_| words.count_scan());
+            let before = words.shortest();
+            words.count_scan();
             let half = Nanos(SHORTEST_AT_ONCE.0 >> halvings).max(least);
             assert_eq!(words.shortest(), half);
+            assert!(before > half || half == least);
         }
+    }
+
+    /// On files that keep what is written to them, as no kernel would.
+    #[test]
+    fn a_glance_waits_for_each_and_begins_elsewhere_if_it_ends_early() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = crate::sys::root::Root::at(dir.path());
+        let bitmap = root.sys(super::super::bitmap::BITMAP);
+        std::fs::create_dir_all(bitmap.parent().unwrap()).unwrap();
+        std::fs::write(&bitmap, vec![0; 1 << 16]).unwrap();
+        std::fs::create_dir_all(dir.path().join("proc")).unwrap();
+        // KPF_IDLE of every frame.
+        let idle = (1_u64 << 25).to_ne_bytes().repeat(1 << 16);
+        std::fs::write(root.proc("kpageflags"), idle).unwrap();
+        let (bitmap, flags) = (
+            Bitmap::open(&root).unwrap(),
+            KpageFlags::open(&root).unwrap(),
+        );
+        let mut words = words(100);
+        words.keep(Nanos(500_000));
+        let window = Nanos::from_millis(5);
+        let began = monotonic();
+        words.glance(&bitmap, &flags, window).unwrap();
+        assert!(monotonic().saturating_sub(began) >= window);
+        let marks = (0..100).map(|at| words.mark_of(at, 512 * at as u64));
+        // A host that is busy may have held some of them up.
+        assert!(marks.clone().all(|mark| mark != Mark::Gone));
+        assert_eq!(words.first, 0);
+        // No time at all: none is marked, and none of them counts as late.
+        let none = words.glance_at(&bitmap, &flags, (7..100, window, Nanos::ZERO));
+        assert_eq!(none.unwrap(), (0, 0));
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! **Order.** What gains most first. For each, the fastest rank where there is room or where
 //! something is worth less; what gives way goes one rank down, before it. Where nothing is, page cache
-//! that may makes room ([`page_cache`](crate::tiering::page_cache)). What is mostly written comes when the rest has
-//! come: whoever writes to it is held up by its move, and if time runs out before, that is when it is put off to.
+//! that may makes room ([`page_cache`](crate::tiering::page_cache)). Of what gains about as much what is read comes before
+//! what is mostly written ([`WRITTEN_LATER`]).
 //!
 //! **Properties** (tests of [`adaptive`](super::adaptive)): no node is filled beyond its
 //! room; each demotion stands before its promotion; equals are never exchanged.
@@ -30,6 +30,10 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 
 /// More than this share of its pages is written in an epoch of what is mostly written.
 const MOSTLY: f32 = 0.5;
+/// What is mostly written comes with what gains so many times less, and is put off with that where time or bytes run
+/// out. HM-Keeper copies what is read while it is in use, what is written only while nobody may use it (§1.4): from
+/// outside a process all are copied in the second way, and what is left to choose is what comes first.
+const WRITTEN_LATER: f64 = 1.25;
 /// Exchanges of one plan that are looked up later.
 const TRADES: usize = 64;
 
@@ -116,8 +120,6 @@ pub(super) struct Planner<'a, 'v> {
     shares: Shares,
     /// What is to move.
     pub(super) moves: Vec<Move>,
-    /// What comes after these, being mostly written.
-    after: Vec<Move>,
     /// Bytes of moves that are going to be worth while for an epoch, each as far as it is.
     pub(super) lasts: f64,
     /// Exchanges to be looked up later.
@@ -155,7 +157,6 @@ impl<'a, 'v> Planner<'a, 'v> {
             taken: HashMap::new(),
             shares: Shares::of(idle, |place| worth.is_warm(place)),
             moves: Vec::new(),
-            after: Vec::new(),
             lasts: 0.0,
             trades: Vec::new(),
             is_in_vain: false,
@@ -175,15 +176,14 @@ impl<'a, 'v> Planner<'a, 'v> {
             if self.terms.left.is_zero() {
                 break;
             }
-            // What follows gains less, give or take a quarter, and there may be a million.
+            // What follows gains less, give or take a quarter for either, and there may be a million.
             let is_learnt = self.terms.thought.is_zero();
-            if is_learnt && !self.pays_within(candidate, SORTED_TO * longest) {
+            if is_learnt && !self.pays_within(candidate, WRITTEN_LATER * SORTED_TO * longest) {
                 break;
             }
             self.promote(candidate);
         }
         self.lists.gains = gains;
-        self.moves.append(&mut self.after);
         self.restore_headroom();
         self.relieve();
     }
@@ -208,7 +208,10 @@ impl<'a, 'v> Planner<'a, 'v> {
                 if !self.worth.is_warm(place) {
                     continue;
                 }
-                let worth = self.worth.believed(place);
+                let mut worth = self.worth.believed(place);
+                if self.is_written(place) {
+                    worth /= WRITTEN_LATER;
+                }
                 let mut may_come = |from| {
                     let saved = latency(t, from) - best.latency_ns;
                     if saved > 0.0 {
@@ -389,11 +392,7 @@ impl<'a, 'v> Planner<'a, 'v> {
         }
         self.terms.left = self.terms.left.saturating_sub(bytes);
         let moved = place.moved(self.view, (from, to), bytes, reason);
-        if reason == Reason::Hot && self.is_written(place) {
-            self.after.push(moved);
-        } else {
-            self.moves.push(moved);
-        }
+        self.moves.push(moved);
     }
 
     /// Whether most of it is known to be written.
