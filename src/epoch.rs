@@ -12,7 +12,7 @@
 //! moving takes, or counts of epochs in which much is moved would stand for other rates. A sample whose page
 //! goes elsewhere meanwhile cannot be told, and is looked at again. Where moving may take longer, or where
 //! all scans have to look at the same pages, it comes before, and its time is taken off the windows. An
-//! interval that was missed is not caught up with.
+//! interval that was missed is not caught up with; an epoch of which half would be over begins anew.
 
 use crate::ports::{
     Calibration, Families, FolioPace, PortError, Ports, Recorder, SamplerKind, TargetEvent,

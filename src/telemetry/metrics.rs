@@ -82,6 +82,8 @@ metrics! {
         "Mapped memory of the target that is never moved.";
     HELD = Gauge "hmkeeper_held_bytes" ["target", "reason"]
         "Movable memory of the target that cannot be moved for now.";
+    ALLOWED = Gauge "hmkeeper_allowed_nodes" ["target"]
+        "Memory nodes among which the target is moved, where its cpuset does not allow all.";
     REGIONS = Gauge "hmkeeper_regions" ["target"]
         "Regions in which the target's memory is watched.";
     SAMPLES = Gauge "hmkeeper_samples" ["target"]
@@ -298,6 +300,12 @@ fn per_target(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error>
             t.held.iter().map(|(why, b)| (why.as_str(), *b)).collect()
         }),
     )?;
+    let allowed = names.iter().filter_map(|(&name, targets)| {
+        let counts = targets.iter().filter_map(|t| t.allowed_nodes.as_ref());
+        let least = counts.map(Vec::len).min()?;
+        Some((vec![name], least as f64))
+    });
+    page.add(&ALLOWED, allowed)?;
     page.add(&REGIONS, sum(|t| t.regions))?;
     page.add(&SAMPLES, sum(|t| t.samples))?;
     let known = |targets: &[&TargetReport]| -> Option<f64> {
@@ -422,7 +430,11 @@ mod tests {
 
     #[test]
     fn every_declared_metric_is_rendered_with_its_kind_and_help() {
-        let page = render(&snapshot()).unwrap();
+        let mut snapshot = snapshot();
+        let mut confined = target(1, "db");
+        confined.allowed_nodes = Some(vec![NodeId(0)]);
+        snapshot.record(report(2, vec![confined]));
+        let page = render(&snapshot).unwrap();
         for metric in ALL {
             let kind = match metric.kind {
                 Kind::Gauge => "gauge",
@@ -488,6 +500,18 @@ mod tests {
         let left: Vec<&str> = page.lines().filter(|l| l.contains("\"db\"")).collect();
         // It is configured, so that it is worth saying that it is not there.
         assert_eq!(left, ["hmkeeper_target_up{target=\"db\"} 0"]);
+    }
+
+    #[test]
+    fn nodes_are_counted_where_a_cpuset_forbids_some() {
+        let mut snapshot = snapshot();
+        let series = "hmkeeper_allowed_nodes{target=\"db\"}";
+        assert_eq!(value(&render(&snapshot).unwrap(), series), None);
+        let [mut one, mut other, third] = [1, 2, 3].map(|id| target(id, "db"));
+        one.allowed_nodes = Some(vec![NodeId(0), NodeId(1), NodeId(3)]);
+        other.allowed_nodes = Some(vec![NodeId(0), NodeId(3)]);
+        snapshot.record(report(2, vec![one, other, third]));
+        assert_eq!(value(&render(&snapshot).unwrap(), series), Some(2.0));
     }
 
     #[test]

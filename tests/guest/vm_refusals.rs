@@ -138,6 +138,8 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
     assert!(pages("shared") >= 0.9 * EACH.pages() as f64);
     assert!(pages("busy") > 0.0);
     assert!(pages("refused") < 1.0);
+    let allowed = metrics.sum("hmkeeper_allowed_nodes", &[]);
+    assert_eq!(allowed, Some(2.0));
 
     // The log: once, however many epochs and pages.
     daemon.epochs(2);

@@ -159,6 +159,31 @@ mod tests {
     }
 
     #[test]
+    fn the_pieces_of_what_flapped_remember_it() {
+        for rule in [SplitRule::Edges, SplitRule::Halves] {
+            let thresholds = Thresholds {
+                rule,
+                ..Thresholds::FOR_TESTS
+            };
+            let mut map = RegionMap::default();
+            map.sync(&[range(0, SMALL)], Bytes(SMALL));
+            flap(&mut map, 1);
+            let mut samples = [sample(0, 0), sample(SMALL / 2, 0)];
+            map.adapt_to(&samples, 3, thresholds);
+            assert_eq!(map.regions().len(), 1);
+            // Its second half becomes hot.
+            samples[1].1.accessed = 3;
+            for _ in 0..4 {
+                map.adapt_to(&samples, 3, thresholds);
+            }
+            assert!(map.regions().len() > 1, "{rule:?}");
+            for region in map.regions() {
+                assert_eq!(region.flips(), 1, "{rule:?}: {}", region.range());
+            }
+        }
+    }
+
+    #[test]
     fn a_huge_page_among_small_ones_does_not_make_them_all_huge() {
         let thresholds = Thresholds {
             rule: SplitRule::Edges,
