@@ -12,7 +12,7 @@
 //! moving takes, or counts of epochs in which much is moved would stand for other rates. A sample whose page
 //! goes elsewhere meanwhile cannot be told, and is looked at again. Where moving may take longer, or where
 //! all scans have to look at the same pages, it comes before, and its time is taken off the windows. An
-//! interval that was missed is not caught up with; an epoch of which half would be over begins anew.
+//! interval that was missed is not caught up with; an epoch of which three quarters would be over begins anew.
 
 use crate::ports::{
     Calibration, Families, FolioPace, PortError, Ports, Recorder, SamplerKind, TargetEvent,
@@ -312,8 +312,8 @@ impl EpochLoop {
         let hurry = std::mem::take(&mut self.hurry) && samples.is_empty();
         let profiling = &self.settings.engine.profiling;
         let interval = (self.plan.as_ref()).map_or(profiling.interval, |plan| plan.interval);
-        // Half an epoch is not one: whatever kept us so long, this one begins now.
-        let recent = |due: &Nanos| now.saturating_sub(*due) <= Nanos(interval.0 / 2);
+        // What is left of an epoch may be too little: whatever kept us so long, this one begins now.
+        let recent = |due: &Nanos| now.saturating_sub(*due) <= Nanos(interval.0 / 4 * 3);
         let start = self.last_due.filter(recent).unwrap_or(now);
         let end = if hurry { now } else { start + interval };
         let scans = profiling.scans.max(1);

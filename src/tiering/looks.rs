@@ -14,7 +14,7 @@
 //! cold memory.
 //! Of cold memory the same number of looks sees almost `num_scans` times as many pages.
 //! What is idle counts as idle in the scans after its first look. Of what a scan could not tell that one before it
-//! could nothing is said.
+//! could, what it told of the nearest is taken.
 //!
 //! [`LookRule::Fresh`] is group testing in two stages, in equal windows. Each scan looks at
 //! pages of its own, and again at those whose earlier looks in this epoch contradicted what
@@ -29,6 +29,8 @@ use serde::{Deserialize, Serialize};
 use super::observation::{AccessSet, Sample};
 use super::settings::LookRule;
 
+/// So far a scan's samples are near each other.
+const NEAR: usize = 16;
 /// At most this part of a scan's looks go to what was looked at before.
 const AGAIN: usize = 2;
 
@@ -78,7 +80,7 @@ pub struct Looks {
     /// none yet.
     first: Vec<Option<u8>>,
     told: Vec<Option<u8>>,
-    /// Whether a scan could not tell what one before could.
+    /// Whether a scan could not tell what one before could, nor of any near it.
     is_partial: Vec<bool>,
     /// Those of the scan under way, and where they are in `whole`.
     part: AccessSet,
@@ -145,9 +147,16 @@ impl Looks {
         }
         let scan = self.whole.scans();
         self.whole.add(&self.part, &self.indices);
-        for (&i, seen) in self.indices.iter().zip(self.part.tallies()) {
-            // Of unequal windows the long ones alone would say that it is accessed all the time.
-            self.is_partial[i] |= self.told[i].is_some() && seen.known == 0;
+        for (at, &i) in self.indices.iter().enumerate() {
+            let is_told = self.part.tallies()[at].known > 0;
+            if self.rule == LookRule::Sequential && self.told[i].is_some() && !is_told {
+                // Of unequal windows the long ones alone would say that it is accessed all the time,
+                // and without it what is idle would seem more: as its neighbour.
+                match nearest_told(&self.part, at) {
+                    Some(accessed) => self.whole.assume(i, accessed),
+                    None => self.is_partial[i] = true,
+                }
+            }
             self.first[i].get_or_insert(scan);
             if self.whole.tallies()[i].known > 0 {
                 self.told[i].get_or_insert(scan);
@@ -160,10 +169,9 @@ impl Looks {
         if self.rule == LookRule::Sequential {
             self.whole.settle(&self.told);
         }
-        let is_whole = |i: usize| self.rule != LookRule::Sequential || !self.is_partial[i];
-        let looked: Vec<bool> = (0..self.first.len())
-            .map(|i| self.first[i].is_some() && is_whole(i))
-            .collect();
+        let partial = (0..self.first.len()).filter(|&i| self.is_partial[i]);
+        partial.for_each(|i| self.whole.forget_of(i));
+        let looked: Vec<bool> = self.first.iter().map(Option::is_some).collect();
         self.whole.retain(&looked);
         self.whole
     }
@@ -254,6 +262,15 @@ fn in_turn(
             .filter(|&(k, _)| taken(k + 1) > taken(k))
             .map(|(_, item)| item),
     );
+}
+
+/// What a scan saw of the nearest sample that it could tell, of a few.
+fn nearest_told(part: &AccessSet, at: usize) -> Option<bool> {
+    let tallies = part.tallies();
+    let near = (1..=NEAR).flat_map(|by| [at.checked_sub(by), Some(at + by)]);
+    let mut told = near.flatten().filter_map(|at| tallies.get(at));
+    told.find(|tally| tally.known > 0)
+        .map(|tally| tally.accessed > 0)
 }
 
 #[cfg(test)]
@@ -417,7 +434,30 @@ mod tests {
             let known: Vec<u8> = seen.tallies().iter().map(|tally| tally.known).collect();
             // Equal windows tell as much as there are of them.
             let equal = rule == LookRule::Repeated;
-            assert_eq!(known, if equal { vec![3, 2] } else { vec![3] });
+            assert_eq!(known, if equal { vec![3, 2] } else { vec![3, 3] });
+        }
+        // As the nearest that could be told; where there is none, nothing is said.
+        for (last, want) in [
+            ([Seen::Idle, Seen::Unknown, Seen::Accessed], vec![2, 2, 3]),
+            (
+                [Seen::Unknown, Seen::Unknown, Seen::Accessed],
+                vec![3, 3, 3],
+            ),
+            ([Seen::Unknown; 3], vec![0; 3]),
+        ] {
+            let roles = vec![Role::Hot; 3];
+            let mut looks = Looks::new(samples(3), roles, (3, 3), LookRule::Sequential, 0);
+            for scan in 0..3 {
+                let count = looks.begin().len();
+                for (i, last) in last.into_iter().enumerate().take(count) {
+                    let seen = if scan == 2 { last } else { Seen::Accessed };
+                    looks.part().record(i, seen);
+                }
+                looks.end(true);
+            }
+            let seen = looks.into_seen();
+            let accessed: Vec<u8> = seen.tallies().iter().map(|t| t.accessed).collect();
+            assert_eq!(accessed, want, "{last:?}");
         }
     }
 

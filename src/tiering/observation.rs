@@ -322,6 +322,21 @@ impl AccessSet {
         self.end_scan();
     }
 
+    /// As if no scan could have told anything of one.
+    pub fn forget_of(&mut self, index: usize) {
+        if let Some(tally) = self.tallies.get_mut(index) {
+            (tally.accessed, tally.known) = (0, 0);
+        }
+    }
+
+    /// Takes a sample for accessed, or not, in a scan that could not tell.
+    pub fn assume(&mut self, index: usize, accessed: bool) {
+        if let Some(tally) = self.tallies.get_mut(index) {
+            tally.known = tally.known.saturating_add(1);
+            tally.accessed = tally.accessed.saturating_add(accessed.into());
+        }
+    }
+
     /// What was idle in all of its looks is held to be idle in the scans after the first one
     /// that could tell, which is said of each sample, `None` of one without any.
     pub fn settle(&mut self, first: &[Option<u8>]) {

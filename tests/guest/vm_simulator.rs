@@ -314,6 +314,8 @@ fn model(site: &Site, pace: Pace, room: f64, (policy, interval): (&str, u64)) ->
         ("scan", pace.scan),
         ("count", pace.count),
         ("small_move", pace.small_move),
+        // What they cost is in how fast the program was under the kernel.
+        ("hint_fault", 1.0),
     ] {
         let lines = machine.lines().map(|line| match line.split_once(" = ") {
             Some((name, _)) if name == key => format!("{key} = \"{nanos:.0}ns\"\n"),

@@ -74,6 +74,8 @@ pub(super) struct Words {
     /// Scans since windows had to be longer, and how many there have to be until shorter ones are tried.
     scans: u32,
     patience: u32,
+    /// Whether windows are shorter than they had to be before, and have not been late since.
+    is_trying: bool,
     /// The word that the next glance begins with.
     first: usize,
     buffer: Vec<u64>,
@@ -88,6 +90,7 @@ impl Words {
             shortest: SHORTEST_AT_ONCE,
             scans: 0,
             patience: PATIENCE,
+            is_trying: false,
             first: 0,
             buffer: Vec::new(),
         }
@@ -125,18 +128,29 @@ impl Words {
     /// Windows may be so short from now on.
     pub(super) fn keep(&mut self, least: Nanos) {
         (self.least, self.shortest) = (least, least);
+        (self.scans, self.patience, self.is_trying) = (0, PATIENCE, false);
     }
 
     /// The shortest window that can be kept.
     pub(super) fn shortest(&self) -> Nanos {
+        if self.marking().0 > LONGEST.0 / 4 {
+            // Time would run out for some.
+            return SHORTEST_AT_ONCE;
+        }
         self.shortest
+    }
+
+    /// What marking all takes.
+    fn marking(&self) -> Nanos {
+        Nanos(self.each.0.saturating_mul(self.all.len() as u64))
     }
 
     /// Whether in such a window a few have to be marked at a time: where it is short, so that each waits
     /// for as long as it is meant to, or where marking all takes much of it.
     pub(super) fn is_brief(&self, window: Nanos) -> bool {
-        let all = self.each.0.saturating_mul(self.all.len() as u64);
-        let is_short = window < SHORTEST_AT_ONCE || all > window.0 / 2;
+        let all = self.marking();
+        let takes_much = all.0 > window.0 / 2 && all.0 <= LONGEST.0 / 4;
+        let is_short = window < SHORTEST_AT_ONCE || takes_much;
         window > Nanos::ZERO && window <= BRIEF && is_short
     }
 
@@ -174,7 +188,8 @@ impl Words {
                 break;
             }
         }
-        self.learn(window, late, asked);
+        // What time ran out for was late as well.
+        self.learn(window, late + count - asked, count);
         Ok(())
     }
 
@@ -209,7 +224,8 @@ impl Words {
                 // Whatever it was that took so long.
                 if monotonic().saturating_sub(before).0 > 2 * window.0 {
                     late += few.len();
-                    self.all[few].iter_mut().for_each(|word| word.armed = 0);
+                    let words = self.all[few].iter_mut();
+                    words.for_each(|word| (word.armed, word.idle) = (0, 0));
                 }
             }
         }
@@ -219,9 +235,12 @@ impl Words {
     /// What a glance at so many words, of which so many were late, says of the windows that can be kept.
     fn learn(&mut self, window: Nanos, late: usize, asked: usize) {
         if late * LATE > asked {
-            self.shortest = self.shortest.max(window + window).min(SHORTEST_AT_ONCE);
+            let longer = self.shortest.max(window + window).min(SHORTEST_AT_ONCE);
+            if longer > self.shortest && std::mem::take(&mut self.is_trying) {
+                self.patience = self.patience.saturating_mul(2).min(PATIENCE_MOST);
+            }
+            self.shortest = longer;
             self.scans = 0;
-            self.patience = self.patience.saturating_mul(2).min(PATIENCE_MOST);
         }
     }
 
@@ -234,6 +253,10 @@ impl Words {
         if self.scans >= self.patience {
             self.shortest = self.least.max(Nanos(self.shortest.0 / 2));
             self.scans = 0;
+            if std::mem::replace(&mut self.is_trying, true) {
+                // The one before has held for so long.
+                self.patience = PATIENCE;
+            }
         }
     }
 
@@ -361,8 +384,14 @@ mod tests {
         words.each = Nanos(20_000);
         assert!(words.is_brief(Nanos::from_millis(39)));
         assert!(!words.is_brief(Nanos::from_millis(40)));
-        words.each = Nanos::from_secs(1);
+        words.each = Nanos(500_000);
         assert!(words.is_brief(BRIEF) && !words.is_brief(BRIEF + Nanos(1)));
+        words.keep(Nanos(500_000));
+        assert_eq!(words.shortest(), Nanos(500_000));
+        // So many that time would run out: as long windows as ever, and all at once.
+        words.each = Nanos(500_001);
+        assert_eq!(words.shortest(), SHORTEST_AT_ONCE);
+        assert!(!words.is_brief(BRIEF));
         // No window at all.
         assert!(!words.is_brief(Nanos::ZERO));
     }
@@ -382,16 +411,25 @@ mod tests {
         assert_eq!(words.shortest(), Nanos::from_millis(8));
         words.learn(Nanos::from_millis(15), 100, 100);
         assert_eq!(words.shortest(), SHORTEST_AT_ONCE);
-        // They are tried again after ever more scans of any kind, and are no shorter than can be.
+        // They are tried again, after twice as many scans of any kind where that fails.
+        let scans = |words: &mut Words, count| (0..count).for_each(|_| words.count_scan());
+        let half = Nanos(SHORTEST_AT_ONCE.0 / 2);
+        for failed in 0..3 {
+            scans(&mut words, (PATIENCE << failed) - 1);
+            assert_eq!(words.shortest(), SHORTEST_AT_ONCE);
+            scans(&mut words, 1);
+            assert_eq!(words.shortest(), half);
+            words.learn(half, 100, 100);
+        }
         assert_eq!(words.patience, 8 * PATIENCE);
+        // Where it holds, soon again, and they are no shorter than can be.
         for halvings in 1..10 {
-            (1..words.patience).for_each(|_| words.count_scan());
-            let before = words.shortest();
-            words.count_scan();
+            let patience = words.patience;
+            scans(&mut words, patience);
             let half = Nanos(SHORTEST_AT_ONCE.0 >> halvings).max(least);
             assert_eq!(words.shortest(), half);
-            assert!(before > half || half == least);
         }
+        assert_eq!(words.patience, PATIENCE);
     }
 
     /// On files that keep what is written to them, as no kernel would.
@@ -420,8 +458,18 @@ mod tests {
         // A host that is busy may have held some of them up.
         assert!(marks.clone().all(|mark| mark != Mark::Gone));
         assert_eq!(words.first, 0);
-        // No time at all: none is marked, and none of them counts as late.
+        // It goes round.
+        words.first = 60;
+        words.glance(&bitmap, &flags, window).unwrap();
+        assert_eq!(words.first, 60);
+        let set = (0..100).filter(|&at| words.mark_of(at, 512 * at as u64) == Mark::Set);
+        assert!(set.count() > 50);
+        // No time at all: none is marked.
         let none = words.glance_at(&bitmap, &flags, (7..100, window, Nanos::ZERO));
         assert_eq!(none.unwrap(), (0, 0));
+        // Looked at far too late: nothing can be told of any.
+        words.glance(&bitmap, &flags, Nanos(1)).unwrap();
+        let mut marks = (0..100).map(|at| words.mark_of(at, 512 * at as u64));
+        assert!(marks.all(|mark| mark == Mark::Untold));
     }
 }
