@@ -342,15 +342,7 @@ impl AccessSampler for IdleSampler {
 
     fn calibrate(&mut self) -> Result<Option<Calibration>, PortError> {
         let own = OwnPages::new(CALIBRATED_PAGES).map_err(|e| self.failed(e))?;
-        let address = |index| VirtAddr(own.address(index).addr() as u64);
-        let samples: Vec<Sample> = (0..CALIBRATED_PAGES)
-            .step_by(CALIBRATED_EACH)
-            .map(|index| Sample {
-                target: TargetId(0),
-                pid: own_pid(),
-                addr: address(index),
-            })
-            .collect();
+        let samples = own_samples(&own, CALIBRATED_PAGES, CALIBRATED_EACH);
         let mut seen = AccessSet::new(samples.clone());
         let mut scan = |times| -> Result<Nanos, PortError> {
             let before = thread_cpu_time();
@@ -373,6 +365,16 @@ impl AccessSampler for IdleSampler {
     fn resolution(&self) -> String {
         RESOLUTION.into()
     }
+}
+
+/// One in `each` of `count` pages of our own.
+fn own_samples(own: &OwnPages, count: usize, each: usize) -> Vec<Sample> {
+    let sample = |index| Sample {
+        target: TargetId(0),
+        pid: own_pid(),
+        addr: VirtAddr(own.address(index).addr() as u64),
+    };
+    (0..count).step_by(each).map(sample).collect()
 }
 
 /// Tries idle tracking on a page of our own: set its mark, read it back, touch

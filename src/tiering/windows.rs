@@ -21,11 +21,10 @@
 //!
 //! **Limits.** Looks of different windows cannot be compared one by one: where each
 //! scan looks at pages of its own ([`looks`](super::looks)), windows are equal. A mean
-//! count over pages of different rates stands for less than their mean rate. A short
-//! window misses what the CPU's TLB still holds, so that the hottest of small sets may seem
-//! a little less hot than it is; the long ones see it. That is no more memory than a TLB
-//! reaches, and spans are wide only where more is touched all the time than the fastest
-//! memory holds.
+//! count over pages of different rates stands for less than their mean rate. A
+//! window misses what the CPU's TLB still holds, the shorter the more, so that the hottest may seem
+//! less hot than it is. That is no more memory than a TLB reaches, and spans are wide only where more
+//! is touched all the time than the fastest memory holds.
 //!
 //! **Properties** (proptest below): the windows fill the epoch and never grow; the
 //! rate grows with the count; a count restated and restated again is what it was, as far as

@@ -4,16 +4,16 @@
 //! page. Of pages that are touched in turn and do not fit there every touch walks; but an emulated processor, or
 //! one with a larger TLB, may hold all of them, until something else flushes it. (Of a program with
 //! some very hot pages among many these stay in a TLB, which this does not tell: no more than it has
-//! entries, and long windows see them.)
+//! entries.)
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::super::own_pages::{OwnPages, own_pid};
-use super::IdleSampler;
+use super::super::own_pages::OwnPages;
+use super::{IdleSampler, own_samples};
 use crate::ports::{AccessSampler, PortError};
-use crate::tiering::observation::{AccessSet, Sample, TargetId};
+use crate::tiering::observation::{AccessSet, Sample};
 use crate::tiering::windows::{SHORTEST, SHORTEST_AT_ONCE};
-use crate::units::{Nanos, VirtAddr};
+use crate::units::Nanos;
 
 /// Pages that are touched all the time: more than the TLBs that are known hold (1536 to 4096), few enough for
 /// all to be touched in [`SHORTEST`]. Where they do fit, windows are longer than they need be.
@@ -34,15 +34,7 @@ const SEEN: usize = 98;
 /// Where pages or a thread cannot be had, or as the sampler's.
 pub(super) fn shortest(sampler: &mut IdleSampler) -> Result<Nanos, PortError> {
     let own = OwnPages::new(TOUCHED).map_err(|e| sampler.failed(e))?;
-    let address = |index| VirtAddr(own.address(index).addr() as u64);
-    let samples: Vec<Sample> = (0..TOUCHED)
-        .step_by(WATCHED_EACH)
-        .map(|index| Sample {
-            target: TargetId(0),
-            pid: own_pid(),
-            addr: address(index),
-        })
-        .collect();
+    let samples = own_samples(&own, TOUCHED, WATCHED_EACH);
     let is_over = Over::default();
     let touch = || {
         while !is_over.0.load(Ordering::Relaxed) {
