@@ -11,7 +11,7 @@ use hmkeeper::sys::move_pages::{Which, move_to};
 use hmkeeper::units::{NodeId, Pid, VirtAddr};
 
 use crate::common::{
-    Daemon, INTERVAL, Site, Workload, body, hmkeeper, in_guest, number, percent, short_or_full,
+    Daemon, Site, Workload, body, hmkeeper, in_guest, interval, number, percent, short_or_full,
     target,
 };
 use crate::tierlat::{charged, served, watch};
@@ -110,7 +110,10 @@ fn exported(daemon: &Daemon, pid: u32) -> (Vec<Told>, f64) {
     // Shares are of as many epochs as last as long as a whole one.
     let length = status["epoch_seconds"].as_f64().expect("a length");
     let of_one = number(&status, pid, "samples") as f64;
-    (shares, of_one * (INTERVAL.as_secs_f64() / length).max(1.0))
+    (
+        shares,
+        of_one * (interval().as_secs_f64() / length).max(1.0),
+    )
 }
 
 fn parts(values: &[f64]) -> Vec<f64> {

@@ -5,7 +5,7 @@
 use hmkeeper::units::Bytes;
 
 use crate::common::{
-    INTERVAL, Site, Workload, ballast, body_as_shipped, in_guest, long, short_or_full,
+    Site, Workload, ballast, body_as_shipped, in_guest, interval, long, short_or_full,
 };
 
 const BUFFER: Bytes = Bytes::from_mib(512);
@@ -36,7 +36,7 @@ fn run(args: &[&str]) -> Outcome {
     let mut workload = Workload::start(&all);
     workload.phase();
     let site = Site::new();
-    site.write_config(&body_as_shipped(INTERVAL, workload.pid(), ""));
+    site.write_config(&body_as_shipped(interval(), workload.pid(), ""));
     let mut daemon = site.start();
     daemon.until_watching(workload.pid());
     // Epochs after it has found out.
@@ -100,7 +100,7 @@ fn more_is_hot_than_the_fastest_node_holds() {
 #[test]
 fn what_is_hot_jumps_with_each_epoch() {
     if in_guest() {
-        let seconds = format!("--phase-seconds={}", INTERVAL.as_secs());
+        let seconds = format!("--phase-seconds={}", interval().as_secs_f64());
         run(&["--phases=1000", &seconds]).assert_ends();
     }
 }

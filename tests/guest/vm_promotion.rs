@@ -10,7 +10,7 @@ use std::time::Duration;
 use hmkeeper::units::Bytes;
 
 use crate::common::{
-    self, INTERVAL, Site, Workload, ballast, epoch, in_guest, number, percent, share,
+    self, Site, Workload, ballast, epoch, in_guest, interval, number, percent, share,
 };
 
 /// What differs between the forms of this test.
@@ -35,7 +35,7 @@ fn epochs(form: &Form) -> (u64, Duration) {
     let short = if form.profiling.contains("damon") {
         (16, Duration::from_secs(5))
     } else {
-        (24, INTERVAL)
+        (24, interval())
     };
     common::short_or_full(short, (8, Duration::from_secs(10)))
 }

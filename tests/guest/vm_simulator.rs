@@ -62,7 +62,7 @@ fn the_model_says_what_happens() {
     if !in_guest() {
         return;
     }
-    let site = Site::new();
+    let site = Site::new().every(INTERVAL);
     let (real, pace, room) = real(&site);
     let model = model(&site, pace, room, ("hm-keeper", INTERVAL.as_secs()));
     compare(&real, &model, may_be_off());

@@ -18,8 +18,8 @@ use crate::units::Nanos;
 /// Pages that are touched all the time: more than the TLBs that are known hold (1536 to 4096), few enough for
 /// all to be touched in [`SHORTEST`]. Where they do fit, windows are longer than they need be.
 const TOUCHED: usize = 8192;
-/// One in so many of them is watched.
-const WATCHED_EACH: usize = 16;
+/// One in so many of them is watched: no more than it takes to tell, as each try marks them all.
+const WATCHED_EACH: usize = 64;
 /// So long they are touched before: the TLB of an emulated processor grows by use.
 const WARM_UP: Nanos = Nanos::from_millis(50);
 /// Each window is tried so often: something else may have flushed TLBs.

@@ -30,7 +30,12 @@ const SOCKET: &str = "control.sock";
 pub const PATIENCE: Duration = Duration::from_secs(90);
 /// How often something that is waited for is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// The interval of all tests here.
+/// The interval of tests in which nothing hangs on how long it is.
+pub fn interval() -> Duration {
+    short_or_full(Duration::from_millis(1500), INTERVAL)
+}
+
+/// That of long forms, and of what is compared with figures of this interval.
 pub const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Whether this is the guest that such a test needs; says so when not.
@@ -122,7 +127,7 @@ impl Site {
         Self {
             dir,
             port,
-            interval: INTERVAL,
+            interval: interval(),
         }
     }
 
@@ -206,7 +211,7 @@ const LIMIT: &str = "overhead_limit = 0.1";
 /// The configuration's body for one target; moves pay, and there is overhead to spare unless
 /// `more`, which begins in `[profiling]`, says how much.
 pub fn body(pid: u32, more: &str) -> String {
-    body_every(INTERVAL, pid, more)
+    body_every(interval(), pid, more)
 }
 
 fn body_every(interval: Duration, pid: u32, more: &str) -> String {
@@ -222,8 +227,8 @@ fn body_every(interval: Duration, pid: u32, more: &str) -> String {
 /// The same with the policy's own defaults.
 pub fn body_as_shipped(interval: Duration, pid: u32, more: &str) -> String {
     format!(
-        "[profiling]\ninterval = \"{}s\"\n{more}\n[[targets]]\nname = \"w\"\npid = {pid}\n",
-        interval.as_secs()
+        "[profiling]\ninterval = \"{}ms\"\n{more}\n[[targets]]\nname = \"w\"\npid = {pid}\n",
+        interval.as_millis()
     )
 }
 
