@@ -74,8 +74,17 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
     ));
     let mut process = Target::start("every-kind", 0, Some(Path::new(GROUP)));
     let pid = process.pid();
-    let kinds = ["plain", "pinned", "locked", "bound", "forked", "shared"];
-    let [plain, pinned, locked, bound, forked, shared] = kinds.map(|kind| process.range(kind));
+    let kinds = [
+        "plain",
+        "pinned",
+        "locked",
+        "bound",
+        "interleaved",
+        "forked",
+        "shared",
+    ];
+    let [plain, pinned, locked, bound, interleaved, forked, shared] =
+        kinds.map(|kind| process.range(kind));
     let site = Site::new();
     // It hardly computes, so that hardly anything may be spent on watching it.
     let config = body(pid, "overhead_limit = 0.5");
@@ -103,6 +112,7 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
         let bytes = bytes_of(&status, pid, "excluded", why);
         assert!(bytes >= EACH.0, "{why}: {bytes} in {status:#}");
     }
+    assert!(bytes_of(&status, pid, "excluded", "policy") >= 2 * EACH.0);
     assert_eq!(bytes_of(&status, pid, "excluded", "hugetlb"), EACH.0);
     let target = target(&status, pid).expect("the target");
     assert_eq!(target["allowed_nodes"], serde_json::json!([0, 3]));
@@ -164,6 +174,8 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
         let there = on_slow(pid, range);
         assert!(there > 0.99, "{kind}: {there} left where it was");
     }
+    let there = on_slow(pid, interleaved);
+    assert!((there - 0.5).abs() < 0.01, "{there} of what is interleaved");
 
     // The child ends: at once, not after the 16 epochs for which a region rests.
     let from = epoch(&daemon.status());

@@ -28,6 +28,8 @@ use crate::common::{PATIENCE, sh};
 const ROLE: &str = "HMKEEPER_TEST_ROLE";
 /// Where all memory begins.
 pub const SLOW: NodeId = NodeId(3);
+/// The other node of the cpuset.
+const FAST: NodeId = NodeId(0);
 /// What begins a line on stdout that is ours and not the test harness's.
 const MARK: &str = "@ ";
 /// Pages that a pipe holds at most for root, and so pins.
@@ -217,6 +219,26 @@ fn pin(buffer: &Buffer) -> [i32; 2] {
     pipe
 }
 
+/// Its pages come from the fastest node and the slowest in turn.
+fn interleave(buffer: &Buffer) {
+    let nodes = 1_u64 << FAST.0 | 1_u64 << SLOW.0;
+    let bytes = usize::try_from(buffer.range().bytes().0).expect("small");
+    // SAFETY: the range is this buffer's; the kernel reads one bit less than it is told.
+    let rc = unsafe {
+        let mode = libc::MPOL_INTERLEAVE;
+        libc::syscall(
+            libc::SYS_mbind,
+            start_of(buffer),
+            bytes,
+            mode,
+            &raw const nodes,
+            65,
+            0,
+        )
+    };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// Has memory of every kind; "unfork" ends the child that shares some of it, "unpin"
 /// lets go of what is pinned.
 fn every_kind() {
@@ -226,10 +248,11 @@ fn every_kind() {
     locked.lock(locked.page_count()).expect("mlock");
     let bound = Buffer::new(EACH, HugePages::Refused).expect("memory");
     bound.bind(SLOW).expect("binding");
+    let interleaved = Buffer::new(EACH, HugePages::Refused).expect("memory");
+    interleave(&interleaved);
     let forked = slow_buffer(EACH);
-    for other in [&plain, &pinned, &locked, &bound] {
-        keep_from_children(other);
-    }
+    let own = [&plain, &pinned, &locked, &bound, &interleaved];
+    own.iter().for_each(|buffer| keep_from_children(buffer));
     let shared = mapped(libc::MAP_SHARED);
     let hugetlb = mapped(libc::MAP_PRIVATE | libc::MAP_HUGETLB);
     let pipe = pin(&pinned);
@@ -249,6 +272,7 @@ fn every_kind() {
         ("pinned", &pinned),
         ("locked", &locked),
         ("bound", &bound),
+        ("interleaved", &interleaved),
         ("forked", &forked),
     ] {
         let range = buffer.range();
@@ -258,9 +282,7 @@ fn every_kind() {
     say(&format!("shared {start:x}-{:x}", start + EACH.0));
     let commands = commands();
     loop {
-        for buffer in [&plain, &pinned, &locked, &bound] {
-            sweep(buffer.words());
-        }
+        own.iter().for_each(|buffer| sweep(buffer.words()));
         // Only read: a write would make a copy of our own.
         for word in forked.words().iter().step_by(WORDS_PER_PAGE) {
             std::hint::black_box(word.load(Relaxed));
