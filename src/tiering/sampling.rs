@@ -110,7 +110,8 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
 /// differs: one to each, then one to each page in doubt and to each side of an edge
 /// that is not yet known as closely as edges lie, as long as these take no more than half
 /// of what is left, then the rest by length. Where there are scouts, up to so
-/// many, edges are for them, and so are regions that get no sample.
+/// many, edges are for them, and so are regions that get no sample. Edges that are known to within
+/// [`DENSEST`] pages come after the others.
 pub(super) fn deal_to_edges(
     map: &mut RegionMap,
     (total, scouts): (u64, u64),
@@ -124,7 +125,7 @@ pub(super) fn deal_to_edges(
         return;
     }
     // Regions and sides, 2 being what is in doubt: these are the first.
-    let (mut edges, mut sides) = (Vec::new(), Vec::new());
+    let (mut edges, mut sides, mut narrow) = (Vec::new(), Vec::new(), Vec::new());
     for i in 0..regions.len() {
         regions[i].aims = NONE;
         regions[i].quota = 1;
@@ -141,18 +142,25 @@ pub(super) fn deal_to_edges(
         }
         for (region, side) in [(before, 1), (i, 0)] {
             let r = &regions[region];
-            let unit = thresholds.unit(r.folio_bytes()).max(DENSEST * PAGE_BYTES);
-            if r.gaps()[side].is_some_and(|gap| gap.bytes().0 >= unit) {
+            let Some(gap) = r.gaps()[side].map(|gap| gap.bytes().0) else {
+                continue;
+            };
+            let unit = thresholds.unit(r.folio_bytes());
+            if gap >= unit.max(DENSEST * PAGE_BYTES) {
                 sides.push((region, side));
+            } else if gap >= unit {
+                narrow.push((region, side));
             }
         }
     }
     let mut left = scouts;
     if scouts > 0 {
         let most = total.min(scouts) / SCOUTS_PER_GAP;
-        let gaps = in_turn(&sides, most, turn, |&(region, side)| {
+        let mut aim = |&(region, side): &(usize, usize)| {
             regions[region].aims[side] = Aim::Scouts;
-        });
+        };
+        let mut gaps = in_turn(&sides, most, turn, &mut aim);
+        gaps += in_turn(&narrow, (most - gaps) / 2, turn, &mut aim);
         left -= SCOUTS_PER_GAP * gaps;
     } else {
         edges.extend(sides);
@@ -172,10 +180,14 @@ pub(super) fn deal_to_edges(
         return;
     }
     let free = total - count;
-    let share = in_turn(&edges, free / 2, turn, |&(region, side)| {
+    let mut aim = |&(region, side): &(usize, usize)| {
         regions[region].aims[side] = Aim::Sample;
         regions[region].quota += 1;
-    });
+    };
+    let mut share = in_turn(&edges, free / 2, turn, &mut aim);
+    if scouts == 0 {
+        share += in_turn(&narrow, (free / 2 - share) / 2, turn, &mut aim);
+    }
     spread(regions, free - share);
 }
 

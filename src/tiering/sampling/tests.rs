@@ -238,6 +238,27 @@ fn scouts_divide_gaps_and_search_what_is_cold() {
 }
 
 #[test]
+fn where_there_are_looks_to_spare_an_edge_is_found_to_the_page() {
+    for scouts in [0, 64] {
+        let mut map = map(&[1024]);
+        let mut rng = Rng::new(1);
+        for turn in 0..40 {
+            deal_to_edges(&mut map, (64, scouts), turn, THRESHOLDS);
+            let all = with_scouts(&map, (scouts > 0).then_some(scouts), &mut rng);
+            let is_hot = |sample: &Sample| (437..501).contains(&sample.addr.page_index());
+            let seen: Vec<_> = all.samples.iter().map(|s| (*s, tally(is_hot(s)))).collect();
+            map.adapt_to(&seen, 3, THRESHOLDS);
+        }
+        let ends = map.regions().iter().map(|r| r.range().end().page_index());
+        assert_eq!(
+            ends.collect::<Vec<_>>(),
+            [437, 501, 1025],
+            "{scouts} scouts"
+        );
+    }
+}
+
+#[test]
 fn regions_without_a_sample_come_late() {
     let mut map = map(&[4; 10]);
     let mut late = [0; 10];
