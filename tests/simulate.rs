@@ -377,15 +377,16 @@ fn times_as_long(pairs: &[&Pair], one: &str, other: &str) -> f64 {
     (logs.sum::<f64>() / pairs.len() as f64).exp()
 }
 
-/// What docs/policies.md says of the machines and programs that we ship, on a coarser model than its tables
-/// are of: of three machines, in the long form of all.
+/// What docs/policies.md says of the machines and programs that we ship: of three machines on a coarser model than its tables
+/// are of, in the long form of all on the same.
 #[test]
 fn what_is_said_of_all_machines_and_programs_holds() {
     let is_long = std::env::var_os("HMKEEPER_LONG").is_some();
-    let (machines, count) = if is_long {
-        ("all", 66)
+    // Of docs/policies.md, and twice as coarse: there units are larger than what `stream` moves at once.
+    let (machines, count, coarse) = if is_long {
+        ("all", 66, "32")
     } else {
-        ("optane-4tier,sentinel-2tier,cxl-2tier", 33)
+        ("optane-4tier,sentinel-2tier,cxl-2tier", 33, "64")
     };
     // Those that come nearest.
     let others = ["hemem", "ial", "memory-tiering"];
@@ -401,7 +402,7 @@ fn what_is_said_of_all_machines_and_programs_holds() {
         "--policy",
         &policies,
         "--coarse",
-        "64",
+        coarse,
         "--json",
     ]);
     assert!(output.status.success(), "{output:?}");
@@ -420,7 +421,7 @@ fn what_is_said_of_all_machines_and_programs_holds() {
         assert!(by <= 1.01, "{names:?}: {by} times as long as first touch");
         for other in others.iter().filter(|_| is_long) {
             let by = pair["adaptive"] / pair[*other];
-            assert!(by <= 1.03, "{names:?}: {by} times as long as {other}");
+            assert!(by <= 1.02, "{names:?}: {by} times as long as {other}");
         }
     }
     let all: Vec<&Pair> = pairs.values().collect();

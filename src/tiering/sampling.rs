@@ -18,8 +18,8 @@
 //! takes a random page of each, anew in every epoch: a fixed sample can
 //! neither split a region nor notice that the hot set moved; [`deal`]'s is one of
 //! several, where there are several. Beside the samples come scouts, for looks that
-//! idle samples leave over ([`looks`](super::looks)): in gaps, and where memory is cold. Only one page in
-//! every [`DENSEST`] is ever drawn: an idle mark on cold memory stays, and a
+//! idle samples leave over ([`looks`](super::looks)): in gaps, and where memory is cold. But in gaps that are
+//! narrower, only one page in every [`DENSEST`] is ever drawn: an idle mark on cold memory stays, and a
 //! read of the bitmap walks the page tables of all marked frames of its word,
 //! 64 of them in the end if every page had its turn, so 4.
 //!
