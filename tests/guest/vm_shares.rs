@@ -79,7 +79,7 @@ fn until_divided(daemon: &Daemon, workloads: &[&Workload], want: impl Fn(f64) ->
         let want = want(all);
         let shares: Vec<f64> = have.iter().map(|have| have / all).collect();
         course.push(format!("{}: {shares:.3?} of {want:.3?}", bytes(all)));
-        let near = |(have, want): (&f64, &f64)| (have - want).abs() <= NEAR;
+        let near = |(have, want): (&f64, &f64)| (have - want).abs() <= NEAR.min(want / 3.0);
         let is_good = all >= 0.7 * ROOM.as_f64() && shares.iter().zip(&want).all(near);
         good = if is_good { good + 1 } else { 0 };
     }

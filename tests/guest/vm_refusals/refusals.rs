@@ -252,7 +252,9 @@ fn every_kind() {
     interleave(&interleaved);
     let forked = slow_buffer(EACH);
     let own = [&plain, &pinned, &locked, &bound, &interleaved];
-    own.iter().for_each(|buffer| keep_from_children(buffer));
+    for buffer in own {
+        keep_from_children(buffer);
+    }
     let shared = mapped(libc::MAP_SHARED);
     let hugetlb = mapped(libc::MAP_PRIVATE | libc::MAP_HUGETLB);
     let pipe = pin(&pinned);
@@ -282,7 +284,9 @@ fn every_kind() {
     say(&format!("shared {start:x}-{:x}", start + EACH.0));
     let commands = commands();
     loop {
-        own.iter().for_each(|buffer| sweep(buffer.words()));
+        for buffer in own {
+            sweep(buffer.words());
+        }
         // Only read: a write would make a copy of our own.
         for word in forked.words().iter().step_by(WORDS_PER_PAGE) {
             std::hint::black_box(word.load(Relaxed));
