@@ -10,7 +10,7 @@
 //! ([`windows`](super::windows)). The first scan looks at the sample of each region; the
 //! others look again at what was accessed, which tells how often, or could not tell, and
 //! with the looks that idle pages leave over at pages that nobody looked at yet: the gaps in
-//! which edges lie, then regions that had no sample for want of them, then what is hidden in
+//! which edges lie, then regions that had no sample for want of them, then edges that are nearly known, then what is hidden in
 //! cold memory.
 //! Of cold memory the same number of looks sees almost `num_scans` times as many pages.
 //! What is idle counts as idle in the scans after its first look. Of what a scan could not tell that one before it
@@ -46,6 +46,8 @@ pub enum Role {
     Late,
     /// Looks for the edge of a region, from the second scan on.
     Edge,
+    /// The same where it is nearly known.
+    Narrow,
     /// Looks for what is hidden in a region, from the second scan on.
     Scout,
 }
@@ -57,7 +59,7 @@ impl Role {
     }
 
     /// Those that come after the first scan, the most urgent first.
-    const LATER: [Self; 3] = [Self::Edge, Self::Late, Self::Scout];
+    const LATER: [Self; 4] = [Self::Edge, Self::Late, Self::Narrow, Self::Scout];
 }
 
 /// The looks of one epoch.
@@ -281,7 +283,14 @@ mod tests {
     use crate::tiering::observation::{Seen, TargetId};
     use crate::units::{PAGE_BYTES, Pid, VirtAddr};
 
-    const ROLES: [Role; 5] = [Role::Cold, Role::Hot, Role::Late, Role::Edge, Role::Scout];
+    const ROLES: [Role; 6] = [
+        Role::Cold,
+        Role::Hot,
+        Role::Late,
+        Role::Edge,
+        Role::Narrow,
+        Role::Scout,
+    ];
 
     fn samples(count: usize) -> Vec<Sample> {
         (0..count as u64)

@@ -111,7 +111,7 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
 /// that is not yet known as closely as edges lie, as long as these take no more than half
 /// of what is left, then the rest by length. Where there are scouts, up to so
 /// many, edges are for them, and so are regions that get no sample. Edges that are known to within
-/// [`DENSEST`] pages come after the others.
+/// [`DENSEST`] pages have up to half of what the others leave.
 pub(super) fn deal_to_edges(
     map: &mut RegionMap,
     (total, scouts): (u64, u64),
@@ -148,7 +148,13 @@ pub(super) fn deal_to_edges(
             let unit = thresholds.unit(r.folio_bytes());
             if gap >= unit.max(DENSEST * PAGE_BYTES) {
                 sides.push((region, side));
-            } else if gap >= unit {
+            } else if gap >= unit
+                // Where nothing is present nothing can be moved, and there is no end to looking.
+                && low.is_known()
+                && high.is_known()
+                // Smaller ones are not cut.
+                && r.range().bytes() > thresholds.minimum
+            {
                 narrow.push((region, side));
             }
         }

@@ -25,7 +25,7 @@ pub(in crate::tiering) struct Drawn {
 }
 
 /// Adds a target's pages for the next epoch: one random folio in each stratum of each
-/// region, of small pages one in every [`DENSEST`]; with scouts also some that divide
+/// region, of small pages one in every [`DENSEST`], but in gaps that are no wider than that; with scouts also some that divide
 /// the gaps that are looked into, and more of what is cold or was never seen.
 pub(in crate::tiering) fn draw(
     map: &RegionMap,
@@ -67,9 +67,11 @@ pub(in crate::tiering) fn draw(
             }
             if is_aimed {
                 for gap in gaps(region, Aim::Scouts) {
+                    let is_narrow = gap.pages() < DENSEST;
+                    let role = if is_narrow { Role::Narrow } else { Role::Edge };
                     for part in 1..=SCOUTS_PER_GAP {
                         let at = gap.pages() * part / (SCOUTS_PER_GAP + 1);
-                        pages.push((places.within(gap, at), Role::Edge));
+                        pages.push((places.within(gap, at), role));
                     }
                 }
             }
@@ -153,7 +155,7 @@ impl Spread {
     }
 }
 
-/// Where the samples of a region may lie: on a grid.
+/// Where the samples of a region may lie: on a grid, but beside an edge.
 struct Places {
     first: u64,
     last: u64,
@@ -235,9 +237,9 @@ impl Places {
     fn within(&self, gap: PageRange, at: u64) -> u64 {
         let (start, end) = (gap.start().page_index(), gap.end().page_index());
         let page = start + at;
-        let page = if self.is_coarse {
-            // Of the group next to it where that one's lies outside; one that has none is
-            // as short as a group.
+        // In a narrow gap they would all be the same one.
+        let page = if self.is_coarse && gap.pages() >= DENSEST {
+            // Of the group next to it where that one's lies outside.
             let group = page / DENSEST;
             let inside = |page: &u64| (start..end).contains(page);
             let near = [group, group + 1, group.saturating_sub(1)].map(representative);

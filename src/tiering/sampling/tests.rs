@@ -237,25 +237,77 @@ fn scouts_divide_gaps_and_search_what_is_cold() {
     assert_eq!(of(Role::Cold).len() + of(Role::Hot).len(), 6);
 }
 
+/// Epochs in which these pages of 1..=1024 are hot, and what is not `present` cannot be told; what was
+/// drawn in each.
+fn epochs_of_one_chunk(
+    (hot, present): (std::ops::Range<u64>, std::ops::Range<u64>),
+    scouts: u64,
+    turns: u64,
+) -> (RegionMap, Vec<Drawn>) {
+    let mut map = map(&[1024]);
+    let mut rng = Rng::new(1);
+    let mut all = Vec::new();
+    for turn in 0..turns {
+        deal_to_edges(&mut map, (64, scouts), turn, THRESHOLDS);
+        let drawn = with_scouts(&map, (scouts > 0).then_some(scouts), &mut rng);
+        let told = |sample: &Sample| {
+            let page = sample.addr.page_index();
+            let known = if present.contains(&page) { 3 } else { 0 };
+            let tally = tally(hot.contains(&page));
+            let accessed = tally.accessed.min(known);
+            Tally {
+                accessed,
+                known,
+                ..tally
+            }
+        };
+        let seen: Vec<_> = drawn.samples.iter().map(|s| (*s, told(s))).collect();
+        map.adapt_to(&seen, 3, THRESHOLDS);
+        all.push(drawn);
+    }
+    (map, all)
+}
+
+fn count_of(drawn: &Drawn, role: Role) -> usize {
+    drawn.roles.iter().filter(|r| **r == role).count()
+}
+
 #[test]
 fn where_there_are_looks_to_spare_an_edge_is_found_to_the_page() {
-    for scouts in [0, 64] {
-        let mut map = map(&[1024]);
-        let mut rng = Rng::new(1);
-        for turn in 0..40 {
-            deal_to_edges(&mut map, (64, scouts), turn, THRESHOLDS);
-            let all = with_scouts(&map, (scouts > 0).then_some(scouts), &mut rng);
-            let is_hot = |sample: &Sample| (437..501).contains(&sample.addr.page_index());
-            let seen: Vec<_> = all.samples.iter().map(|s| (*s, tally(is_hot(s)))).collect();
-            map.adapt_to(&seen, 3, THRESHOLDS);
-        }
+    for (scouts, turns) in [(0, 20), (64, 10)] {
+        let (map, all) = epochs_of_one_chunk((437..501, 1..1025), scouts, turns);
         let ends = map.regions().iter().map(|r| r.range().end().page_index());
         assert_eq!(
             ends.collect::<Vec<_>>(),
             [437, 501, 1025],
             "{scouts} scouts"
         );
+        assert_eq!(
+            all.iter().any(|one| count_of(one, Role::Narrow) > 0),
+            scouts > 0
+        );
+        // Then all search again.
+        assert_eq!(count_of(all.last().unwrap(), Role::Narrow), 0);
     }
+}
+
+#[test]
+fn what_is_absent_is_not_looked_into_for_ever() {
+    let (_, all) = epochs_of_one_chunk((437..501, 1..501), 64, 40);
+    let narrow = all[20..].iter().map(|one| count_of(one, Role::Narrow));
+    assert_eq!(narrow.sum::<usize>(), 0);
+}
+
+#[test]
+fn beside_an_edge_few_more_pages_are_ever_marked() {
+    let (_, all) = epochs_of_one_chunk((437..501, 1..1025), 64, 200);
+    let pages = all.iter().flat_map(|one| &one.samples);
+    let cold = pages
+        .map(|sample| sample.addr.page_index())
+        .filter(|page| !(437..501).contains(page))
+        .collect::<std::collections::BTreeSet<_>>();
+    // One in 16, and at each edge what divides its gap.
+    assert!(cold.len() <= 60 + 2 * 12, "{}", cold.len());
 }
 
 #[test]
@@ -301,7 +353,7 @@ proptest! {
             prop_assert!(sum <= total);
             let scouts = has_scouts.then_some(2 * total);
             let all = with_scouts(&map, scouts, &mut rng);
-            let later = [Role::Late, Role::Edge, Role::Scout];
+            let later = [Role::Late, Role::Edge, Role::Narrow, Role::Scout];
             let first = all.roles.iter().filter(|r| !later.contains(r)).count() as u64;
             prop_assert!(first <= total);
             prop_assert!(all.samples.len() as u64 <= total + scouts.unwrap_or(0));
