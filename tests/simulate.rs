@@ -382,7 +382,8 @@ fn times_as_long(pairs: &[&Pair], one: &str, other: &str) -> f64 {
 #[test]
 fn what_is_said_of_all_machines_and_programs_holds() {
     let is_long = std::env::var_os("HMKEEPER_LONG").is_some();
-    // Of docs/policies.md, and twice as coarse: there units are larger than what `stream` moves at once.
+    // As coarse as the tables of docs/policies.md; in the short form twice as coarse, where a unit is more than
+    // `stream` moves at once, so that peers are not compared.
     let (machines, count, coarse) = if is_long {
         ("all", 66, "32")
     } else {

@@ -21,7 +21,7 @@
 //! idle samples leave over ([`looks`](super::looks)): in gaps, and where memory is cold. But in gaps that are
 //! narrower, only one page in every [`DENSEST`] is ever drawn: an idle mark on cold memory stays, and a
 //! read of the bitmap walks the page tables of all marked frames of its word,
-//! 64 of them in the end if every page had its turn, so 4.
+//! 64 of them in the end if every page had its turn, so 4. Beside an edge it is a few more.
 //!
 //! **Properties** (proptest below): the quotas sum to at most `num_ps`;
 //! samples are distinct, sorted and inside their region.
@@ -111,7 +111,7 @@ pub(super) fn deal(map: &mut RegionMap, total: u64, turn: u64) {
 /// that is not yet known as closely as edges lie, as long as these take no more than half
 /// of what is left, then the rest by length. Where there are scouts, up to so
 /// many, edges are for them, and so are regions that get no sample. Edges that are known to within
-/// [`DENSEST`] pages have up to half of what the others leave.
+/// [`DENSEST`] pages have up to half of what the others leave, where every region has a sample.
 pub(super) fn deal_to_edges(
     map: &mut RegionMap,
     (total, scouts): (u64, u64),
@@ -166,7 +166,9 @@ pub(super) fn deal_to_edges(
             regions[region].aims[side] = Aim::Scouts;
         };
         let mut gaps = in_turn(&sides, most, turn, &mut aim);
-        gaps += in_turn(&narrow, (most - gaps) / 2, turn, &mut aim);
+        if count < total {
+            gaps += in_turn(&narrow, (most - gaps) / 2, turn, &mut aim);
+        }
         left -= SCOUTS_PER_GAP * gaps;
     } else {
         edges.extend(sides);

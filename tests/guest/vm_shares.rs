@@ -39,7 +39,8 @@ fn workload() -> Workload {
 fn body(pids: &[(u32, u16)]) -> String {
     // What files left would make room for all that one wants.
     let mut text = format!(
-        "[profiling]\ninterval = \"2s\"\n[migration]\npage_cache = false\n{WHERE_MOVES_PAY}"
+        "[profiling]\ninterval = \"{}ms\"\n[migration]\npage_cache = false\n{WHERE_MOVES_PAY}",
+        common::interval().as_millis()
     );
     for (at, (pid, weight)) in pids.iter().enumerate() {
         let _ = write!(

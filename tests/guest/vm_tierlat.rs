@@ -186,13 +186,9 @@ fn bandwidth_is_limited_in_each_direction() {
                         "  {cpu} to node {node}, {name}: asked {asked:.3} GB/s, free {free:.3}, charged {limited:.3}"
                     );
                     // At most what the guest can do.
-                    let within = if free < asked * 1.2 {
-                        limited / asked <= 1.0 + TOLERANCE
-                    } else {
-                        // Each line waits twice at most: what is missing is time, not bandwidth.
-                        limited / asked <= 1.0 + TOLERANCE
-                            && asked / limited <= 1.0 + by_the_guest()
-                    };
+                    let is_reached = asked / limited <= 1.0 + by_the_guest();
+                    let within =
+                        limited / asked <= 1.0 + TOLERANCE && (is_reached || free < asked * 1.2);
                     within.then_some(()).ok_or_else(|| {
                         format!("{cpu} to node {node}, {name}: {limited:.3} of {asked:.3} GB/s")
                     })

@@ -19,7 +19,7 @@ use crate::units::Nanos;
 /// all to be touched in [`SHORTEST`]. Where they do fit, windows are longer than they need be.
 const TOUCHED: usize = 8192;
 /// One in so many of them is watched: no more than it takes to tell, as each try marks them all.
-const WATCHED_EACH: usize = 64;
+const WATCHED_EACH: usize = 63;
 /// So long they are touched before: the TLB of an emulated processor grows by use.
 const WARM_UP: Nanos = Nanos::from_millis(50);
 /// Each window is tried so often: something else may have flushed TLBs.

@@ -35,7 +35,7 @@ pub fn interval() -> Duration {
     short_or_full(Duration::from_millis(1500), INTERVAL)
 }
 
-/// That of long forms, and of what is compared with figures of this interval.
+/// The same in long forms; also of tests that compare with figures which were measured with it.
 pub const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Whether this is the guest that such a test needs; says so when not.
