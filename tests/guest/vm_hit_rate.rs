@@ -11,8 +11,8 @@ use hmkeeper::sys::move_pages::{Which, move_to};
 use hmkeeper::units::{NodeId, Pid, VirtAddr};
 
 use crate::common::{
-    Daemon, Site, Workload, body, hmkeeper, in_guest, interval, number, percent, short_or_full,
-    target,
+    Daemon, INTERVAL, Site, WHERE_MOVES_PAY, Workload, body_as_shipped, hmkeeper, in_guest, number,
+    percent, short_or_full, target,
 };
 use crate::tierlat::{charged, served, watch};
 
@@ -110,10 +110,7 @@ fn exported(daemon: &Daemon, pid: u32) -> (Vec<Told>, f64) {
     // Shares are of as many epochs as last as long as a whole one.
     let length = status["epoch_seconds"].as_f64().expect("a length");
     let of_one = number(&status, pid, "samples") as f64;
-    (
-        shares,
-        of_one * (interval().as_secs_f64() / length).max(1.0),
-    )
+    (shares, of_one * (INTERVAL.as_secs_f64() / length).max(1.0))
 }
 
 fn parts(values: &[f64]) -> Vec<f64> {
@@ -203,12 +200,13 @@ fn compare(form: &Form) -> Found {
     place(&workload, 1, 50, [0, 2]);
     place(&workload, 2, 20, [1, 3]);
     watch(workload.range);
-    let site = Site::new();
+    let site = Site::new().every(INTERVAL);
     // It mostly sleeps, which pays for little; what is asked here is what scans can tell.
     // Of its own stack and heap, which are accessed all the time and mostly found in the
     // cache, nobody can tell how often they were missed: the buffer alone.
     let (start, end) = (workload.range.start().0, workload.range.end().0);
-    let config = body(workload.pid(), "overhead_limit = 0.5");
+    let more = format!("overhead_limit = 0.5\n{WHERE_MOVES_PAY}");
+    let config = body_as_shipped(INTERVAL, workload.pid(), &more);
     site.write_config(&format!("{config}include = [\"{start:#x}-{end:#x}\"]\n"));
     let mut command = hmkeeper();
     command
