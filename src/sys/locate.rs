@@ -308,8 +308,7 @@ impl Locator {
         let mut span = (0..0, NodeId(0));
         let mut index = 0;
         while index < self.entries.len() {
-            let entry = self.entries[index];
-            if !entry.present() {
+            if !self.entries[index].present() {
                 index += 1;
                 continue;
             }
@@ -372,10 +371,9 @@ impl Locator {
         let &[before, entry, after] = self.entries.get(index.checked_sub(1)?..index + 2)? else {
             return None;
         };
-        let pfn = entry.pfn().filter(|_| entry.exclusive())?;
-        let is_next =
-            |a: Option<Pfn>, b: Option<Pfn>| a.zip(b).is_some_and(|(a, b)| a.0 + 1 == b.0);
-        let goes_on = is_next(before.pfn(), Some(pfn)) || is_next(Some(pfn), after.pfn());
+        let pfn = entry.exclusive_frame()?;
+        // Of one that is not present it means something else, and is looked at more closely.
+        let goes_on = before.frame() + 1 == pfn.0 || pfn.0 + 1 == after.frame();
         (!goes_on).then_some(pfn)
     }
 

@@ -86,6 +86,18 @@ impl Entry {
         (self.present() && pfn != 0).then_some(Pfn(pfn))
     }
 
+    /// Its frame if it is present and no other process maps it, as [`pfn`](Self::pfn) has it.
+    pub(super) fn exclusive_frame(self) -> Option<Pfn> {
+        const BOTH: u64 = 1 << 63 | 1 << 56;
+        let pfn = self.frame();
+        (self.0 & BOTH == BOTH && pfn != 0).then_some(Pfn(pfn))
+    }
+
+    /// What stands where a present page has its frame.
+    pub(super) fn frame(self) -> u64 {
+        self.0 & Self::PFN_MASK
+    }
+
     fn bit(self, bit: u32) -> bool {
         self.0 >> bit & 1 == 1
     }
@@ -390,6 +402,14 @@ mod tests {
         assert!(entry.present() && entry.exclusive() && entry.soft_dirty());
         assert!(!entry.swapped() && !entry.file_or_shared() && !entry.guard());
         assert_eq!(entry.pfn(), Some(Pfn(0x1234)));
+        assert_eq!(entry.exclusive_frame(), entry.pfn());
+        assert_eq!(
+            Entry(1 << 63 | 0x77).exclusive_frame(),
+            None,
+            "of others too"
+        );
+        assert_eq!(Entry(1 << 62 | 1 << 56 | 0x77).exclusive_frame(), None);
+        assert_eq!(Entry(1 << 63 | 1 << 56).exclusive_frame(), None);
         assert_eq!(Entry(1 << 63).pfn(), None, "no CAP_SYS_ADMIN");
         assert_eq!(
             Entry(1 << 62 | 0x77).pfn(),

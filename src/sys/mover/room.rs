@@ -59,10 +59,10 @@ impl Rooms {
             }),
         };
         let read_at = Instant::now();
-        // A machine of many CPUs tells of each: that is to be no more than one per cent,
-        // unless there is so little that others may have taken it.
+        // A machine of many CPUs tells of each: that is to be no more than a quarter of one per
+        // cent for each node, unless there is so little that others may have taken it.
         let taken = Duration::from_secs_f64(left.as_f64().min(TAKEN_MOST) / TAKEN_PER_SECOND);
-        let lasts = ROOM_LASTS.max(taken.min(100 * (read_at - begin)));
+        let lasts = ROOM_LASTS.max(taken.min(400 * (read_at - begin)));
         Room {
             left,
             read_at,
