@@ -16,6 +16,7 @@ mod stats;
 #[path = "../benches/tiers/table.rs"]
 mod table;
 
+use compare::By;
 use results::{Job, Measured, Row};
 
 fn row(system: &str, pace: f64, run: u32, seconds: f64) -> Row {
@@ -151,22 +152,27 @@ fn an_order_that_is_not_the_same_twice_is_told() {
         results::cells(&rows, 20.0)
     };
     let first = all(80.0, 120.0, 78.0);
-    assert_eq!(compare::compare(&first, &first), (5, vec![]));
+    assert_eq!(compare::compare(By::Clock, &first, &first), (5, vec![]));
     // `ial` and `adaptive` are level in both; `numab2` gets ahead of first touch.
-    let (apart, turned) = compare::compare(&first, &all(77.0, 98.0, 79.0));
+    let (apart, turned) = compare::compare(By::Clock, &first, &all(77.0, 98.0, 79.0));
     assert_eq!(apart, 5);
     let [pair] = &turned[..] else {
         panic!("{turned:?}");
     };
     assert_eq!((&*pair.ahead, &*pair.behind), ("first-touch", "numab2"));
     assert!((pair.first - 0.2).abs() < 1e-9 && (pair.second + 0.02).abs() < 1e-9);
-    let text = compare::text(apart, &turned);
+    let text = compare::text(By::Clock, apart, &turned);
     assert!(
         text.contains("gups: first-touch before numab2 by 20.0 %"),
         "{text}"
     );
     // What one of them lacks is not compared.
-    assert_eq!(compare::compare(&first, &first[..1]), (0, vec![]));
+    assert_eq!(
+        compare::compare(By::Clock, &first, &first[..1]),
+        (0, vec![])
+    );
+    // They wait alike and the kernel does nothing: all else was the host.
+    assert_eq!(compare::compare(By::Model, &first, &first), (0, vec![]));
 }
 
 #[test]
@@ -186,6 +192,14 @@ fn what_the_host_did_is_not_in_the_modelled_time() {
     let cells = results::cells(&rows, 20.0);
     let modelled: Vec<_> = cells.iter().map(|c| c.modelled).collect();
     assert_eq!(modelled, [Some(1.0), Some(0.9), Some(1.1)]);
+    // An order by these times turns where the kernel does less, not where the host does.
+    let busy = [&rows[..2], &[waiting(rows[2].clone(), 50.0, 2.0)]].concat();
+    let mut less = [&rows[..2], &[waiting(rows[2].clone(), 50.0, 0.0)]].concat();
+    less[1].measured.seconds = 9.0;
+    let (busy, less) = (results::cells(&busy, 20.0), results::cells(&less, 20.0));
+    let (apart, turned) = compare::compare(By::Model, &busy, &less);
+    let names: Vec<_> = turned.iter().map(|t| (&*t.ahead, &*t.behind)).collect();
+    assert_eq!((apart, names), (3, vec![("first-touch", "numab2")]));
 }
 
 #[test]

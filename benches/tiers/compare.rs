@@ -22,9 +22,18 @@ pub(crate) struct Turned {
     pub(crate) second: f64,
 }
 
+/// Which of a cell's times are held against each other, all relative to first touch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum By {
+    /// As measured: how fast the host was is in it.
+    Clock,
+    /// See [`Cell::modelled`].
+    Model,
+}
+
 /// Of the pairs of systems that are more than 5 % apart in either result, how many there are and which turn.
-pub(crate) fn compare(first: &[Cell], second: &[Cell]) -> (usize, Vec<Turned>) {
-    let (first, second) = (by_workload(first), by_workload(second));
+pub(crate) fn compare(by: By, first: &[Cell], second: &[Cell]) -> (usize, Vec<Turned>) {
+    let (first, second) = (by_workload(by, first), by_workload(by, second));
     let (mut apart, mut turned) = (0, Vec::new());
     for (workload, one) in &first {
         let Some(other) = second.get(workload) else {
@@ -61,10 +70,14 @@ pub(crate) fn compare(first: &[Cell], second: &[Cell]) -> (usize, Vec<Turned>) {
 }
 
 /// Times relative to first touch: by workload, by system and pace.
-fn by_workload(cells: &[Cell]) -> BTreeMap<String, BTreeMap<String, f64>> {
+fn by_workload(by: By, cells: &[Cell]) -> BTreeMap<String, BTreeMap<String, f64>> {
     let mut all: BTreeMap<String, BTreeMap<String, f64>> = BTreeMap::new();
     for cell in cells {
-        if let Some(relative) = cell.relative {
+        let time = match by {
+            By::Clock => cell.relative,
+            By::Model => cell.modelled,
+        };
+        if let Some(relative) = time {
             let own = all.entry(cell.workload.clone()).or_default();
             own.insert(cell.name(), relative);
         }
@@ -73,9 +86,13 @@ fn by_workload(cells: &[Cell]) -> BTreeMap<String, BTreeMap<String, f64>> {
 }
 
 /// As text.
-pub(crate) fn text(apart: usize, turned: &[Turned]) -> String {
+pub(crate) fn text(by: By, apart: usize, turned: &[Turned]) -> String {
+    let what = match by {
+        By::Clock => "by the clock",
+        By::Model => "by model, without what the host did",
+    };
     let head = format!(
-        "{apart} pairs of systems are more than {:.0} % apart in either; the order of {} turns\n",
+        "{what}: {apart} pairs of systems are more than {:.0} % apart in either; the order of {} turns\n",
         APART * 100.0,
         turned.len()
     );

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use nix::sys::resource::{UsageWho, getrusage};
 
+use crate::compare::{self as comparison, By};
 use crate::results::{self, Job, Measured, Row};
 use crate::sets::{Choice, Set};
-use crate::{boot, chart, compare as comparison, guest, host, system, table, workload};
+use crate::{boot, chart, guest, host, system, table, workload};
 
 /// Of a run, before any was done.
 const GUESS: Duration = Duration::from_secs(60);
@@ -264,11 +265,13 @@ pub(crate) fn compare(options: &Options, with: &Path) -> Result<(), String> {
     let stretch = stretch()?;
     let first = results::cells(&shown(options, &options.results(), true)?, stretch);
     let second = results::cells(&shown(options, with, true)?, stretch);
-    let (apart, turned) = comparison::compare(&first, &second);
-    if apart == 0 {
-        return Err("they have no two systems in common that are apart".to_owned());
+    for by in [By::Clock, By::Model] {
+        let (apart, turned) = comparison::compare(by, &first, &second);
+        if apart == 0 && by == By::Clock {
+            return Err("they have no two systems in common that are apart".to_owned());
+        }
+        print!("{}", comparison::text(by, apart, &turned));
     }
-    print!("{}", comparison::text(apart, &turned));
     Ok(())
 }
 
