@@ -476,6 +476,10 @@ fn daemon_config(
         INTERVAL.as_secs(),
         quoted(&dir.join(SOCKET)),
     );
+    if let Room::Ballast { .. } = room {
+        // What files hold there would be room as well, which the ballast knows nothing of.
+        text.push_str("\n[migration]\npage_cache = false\n");
+    }
     if let Room::Capacity(bytes) = room {
         let share = bytes.0 / place.fast.len().max(1) as u64;
         for (node, tier) in &place.nodes {
@@ -493,17 +497,31 @@ mod tests {
     use super::*;
     use crate::units::NodeId;
 
-    #[test]
-    fn a_large_node_is_capped_by_the_configuration() {
+    fn config(room: &Room) -> toml::Table {
         let place = Place {
             cpus: vec![0],
             fast: vec![NodeId(0)],
             slow: NodeId(2),
             nodes: vec![(NodeId(0), "dram0".into()), (NodeId(2), "mem2".into())],
         };
-        let room = Room::Capacity(Bytes::from_mib(150));
-        let text = daemon_config(&place, &room, 42, 9999, Path::new("/run/d")).unwrap();
-        let value: toml::Table = text.parse().unwrap();
+        let text = daemon_config(&place, room, 42, 9999, Path::new("/run/d")).unwrap();
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn beside_a_ballast_only_what_it_leaves_is_room() {
+        let value = config(&Room::Ballast {
+            node: NodeId(0),
+            leave: Bytes::from_mib(170),
+        });
+        assert_eq!(value["migration"]["page_cache"].as_bool(), Some(false));
+        assert_eq!(value.get("tiers"), None);
+    }
+
+    #[test]
+    fn a_large_node_is_capped_by_the_configuration() {
+        let value = config(&Room::Capacity(Bytes::from_mib(150)));
+        assert_eq!(value.get("migration"), None);
         let tiers = value["tiers"].as_array().unwrap();
         assert_eq!(tiers[0]["capacity"].as_str(), Some("153600KiB"));
         assert_eq!(tiers[1].get("capacity"), None);
