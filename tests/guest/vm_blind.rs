@@ -1,8 +1,8 @@
 //! Without the guest's ticker the emulated TLB never ages, and pages in use
 //! look idle. A daemon that believed it would demote what is hottest.
 //!
-// vm: tick=0 filter=without_ticker timeout=200 once
-// vm: filter=with_ticker timeout=200
+// vm: tick=0 filter=without_ticker timeout=600 once
+// vm: filter=with_ticker timeout=300
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use hmkeeper::sys::process::{cpu_time, pin_thread};
 use hmkeeper::sys::root::Root;
 
 use crate::common::{
-    self, PATIENCE, Site, Workload, body, in_guest, number, share, until_hot_on, wait_for,
+    self, Daemon, PATIENCE, Site, Workload, body, in_guest, number, share, until_hot_on, wait_for,
 };
 
 /// 256 KiB of 4 MiB are swept all the time, by a target that does nothing else,
 /// on CPU 0 alone, and fit into the emulated TLB; everything else is on CPU 1.
-fn burning() -> (Workload, common::Daemon, Site) {
+fn burning() -> (Workload, Daemon, Site) {
     pin_thread(&[1]).expect("CPU 1");
     let mut workload = Workload::start(&[
         "--pattern=burn",
@@ -40,12 +40,41 @@ fn burning() -> (Workload, common::Daemon, Site) {
 fn assert_burns(pid: u32) {
     let used = || cpu_time(&Root::host(), pid).expect("its CPU time");
     let before = used();
-    std::thread::sleep(Duration::from_secs(2));
-    let more = used().saturating_sub(before);
-    assert!(
-        more > Duration::from_millis(500),
-        "{pid} used only {more:?} in 2 s"
-    );
+    wait_for("half a second of its CPU time", PATIENCE, || {
+        let more = used().saturating_sub(before);
+        if more > Duration::from_millis(500) {
+            Ok(())
+        } else {
+            Err(format!("{pid} used {more:?}"))
+        }
+    });
+}
+
+/// Follows the daemon until it has been blind for some epochs, in which nothing may have moved. Tells
+/// what it saw where it did see something: whatever makes the guest's CPU 0 change to another address
+/// space empties its emulated TLB, and then the sampler is not blind.
+fn until_blind_for(epochs: u64, pid: u32, daemon: &Daemon) -> Result<(), String> {
+    let mut since = None;
+    wait_for("some epochs paused as sampler-blind", 2 * PATIENCE, || {
+        let status = daemon.status();
+        let accessed = number(&status, pid, "samples_accessed");
+        if accessed > 0 {
+            return Ok(Err(format!("{accessed} samples seen accessed")));
+        }
+        let moved = ["promoted_bytes", "demoted_bytes"].map(|key| number(&status, pid, key));
+        assert_eq!(moved, [0, 0], "moved blindly: {status:#}");
+        let paused = &common::target(&status, pid).expect("watched")["paused"];
+        let epoch = status["epoch"].as_u64().expect("an epoch");
+        if paused == "sampler-blind" {
+            let since = *since.get_or_insert(epoch);
+            if epoch >= since + epochs {
+                return Ok(Ok(()));
+            }
+        } else {
+            assert_eq!(since, None, "it does not stay so: {status:#}");
+        }
+        Err(format!("{status:#}"))
+    })
 }
 
 #[test]
@@ -53,35 +82,30 @@ fn without_ticker_the_sampler_is_blind_and_nothing_moves() {
     if !in_guest() {
         return;
     }
-    let (workload, daemon, _site) = burning();
-    let blind = [("reason", "sampler-blind")];
-    wait_for("paused{reason=\"sampler-blind\"}", PATIENCE, || {
-        let metrics = daemon.metrics();
-        if metrics.value("hmkeeper_paused", &blind) > 0.0 {
-            Ok(())
-        } else {
-            Err(format!("{}\n{:#}", metrics.0, daemon.status()))
+    for attempt in 1..=3 {
+        let (workload, daemon, _site) = burning();
+        if let Err(seen) = until_blind_for(4, workload.pid(), &daemon) {
+            eprintln!("attempt {attempt}: {seen}, so the sampler is not blind");
+            daemon.stop();
+            continue;
         }
-    });
-    // It stays so, and nothing has moved before or since.
-    daemon.epochs(4);
-    let metrics = daemon.metrics();
-    assert!(
-        (metrics.value("hmkeeper_paused", &blind) - 1.0).abs() < 1e-9,
-        "{}",
-        metrics.0
-    );
-    assert!(metrics.moved_bytes() < 1.0, "moved:\n{}", metrics.0);
-    let pages = common::locate(workload.pid(), &[workload.range]);
-    assert!(share(&pages, &[3]) > 0.999, "pages moved: {pages:?}");
-    let text = daemon.control(&["status"]);
-    let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    assert!(
-        text.contains("sampler-blind"),
-        "status says nothing: {text}"
-    );
-    assert_burns(workload.pid());
-    daemon.stop();
+        let metrics = daemon.metrics();
+        let blind = metrics.value("hmkeeper_paused", &[("reason", "sampler-blind")]);
+        assert!((blind - 1.0).abs() < 1e-9, "{}", metrics.0);
+        assert!(metrics.moved_bytes() < 1.0, "moved:\n{}", metrics.0);
+        let pages = common::locate(workload.pid(), &[workload.range]);
+        assert!(share(&pages, &[3]) > 0.999, "pages moved: {pages:?}");
+        let text = daemon.control(&["status"]);
+        let text = String::from_utf8_lossy(&text.stdout).into_owned();
+        assert!(
+            text.contains("sampler-blind"),
+            "status says nothing: {text}"
+        );
+        assert_burns(workload.pid());
+        daemon.stop();
+        return;
+    }
+    panic!("the guest's TLB never kept what it held: CPU 0 is not the target's alone");
 }
 
 #[test]
