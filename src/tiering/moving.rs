@@ -39,11 +39,11 @@ const CAUTION_KEPT: f64 = 0.7;
 const CAUTION_MOST: f64 = 4.0;
 /// Two threads take twice the CPU time while they move: they must bring this much.
 pub const WORTH: f64 = 1.1;
-/// Pairs of stretches before a trial can end.
-const PAIRS_MIN: usize = 4;
+/// Pairs of stretches before a trial can end: as many as must all be alike to make sure.
+const PAIRS_MIN: usize = 5;
 /// Pairs after which it ends.
-const PAIRS_MAX: usize = 24;
-/// Standard errors that make sure.
+const PAIRS_MAX: usize = 64;
+/// Standard deviations that make sure ([`signed_rank`]).
 const SURE: f64 = 2.0;
 /// Stretches before the first trial and between two, at first and at most.
 const REST: (u64, u64) = (64, 4096);
@@ -210,18 +210,14 @@ impl ThreadChoice {
     }
 
     fn decide(&mut self) {
-        let count = self.pairs.len() as f64;
         if self.pairs.len() < PAIRS_MIN {
             return;
         }
-        let mean = self.pairs.iter().sum::<f64>() / count;
-        let squares: f64 = self.pairs.iter().map(|p| (p - mean).powi(2)).sum();
-        let error = SURE * (squares / (count - 1.0) / count).sqrt();
-        let gain = mean - WORTH.ln();
-        if self.pairs.len() < PAIRS_MAX && gain.abs() <= error {
+        let surely = signed_rank(&self.pairs, WORTH.ln());
+        if self.pairs.len() < PAIRS_MAX && surely.abs() <= SURE {
             return;
         }
-        let chosen = 1 + usize::from(gain > error);
+        let chosen = 1 + usize::from(surely > SURE);
         self.length = if chosen == self.chosen {
             (self.length * 2).min(REST.1)
         } else {
@@ -231,6 +227,22 @@ impl ThreadChoice {
         self.rest = self.length;
         self.pairs.clear();
     }
+}
+
+/// By how many standard deviations the values lie above `middle`: Wilcoxon's signed-rank statistic
+/// (Biometrics Bulletin 1945), whatever their distribution. Where others use the machine a
+/// few stretches take many times as long as all else, which a mean with its error does not survive.
+fn signed_rank(values: &[f64], middle: f64) -> f64 {
+    let mut far: Vec<f64> = values.iter().map(|value| value - middle).collect();
+    far.sort_by(|a, b| a.abs().total_cmp(&b.abs()));
+    let ranks = far.iter().zip(1_u32..);
+    let above: f64 = ranks
+        .filter(|(far, _)| **far > 0.0)
+        .map(|(_, rank)| f64::from(rank))
+        .sum();
+    let count = values.len() as f64;
+    let mean = count * (count + 1.0) / 4.0;
+    (above - mean) / (mean * (2.0 * count + 1.0) / 6.0).sqrt()
 }
 
 #[cfg(test)]
@@ -305,18 +317,46 @@ mod tests {
             after(&mut choice, 1, |_| 1.6);
         }
         assert_eq!(choice.chosen(), 1);
-        let order: Vec<usize> = (0..8)
+        let order: Vec<usize> = (0..10)
             .map(|_| {
                 let next = choice.next();
                 after(&mut choice, 1, |_| 1.6);
                 next
             })
             .collect();
-        assert_eq!(order, [1, 2, 2, 1, 1, 2, 2, 1]);
+        assert_eq!(order, [1, 2, 2, 1, 1, 2, 2, 1, 1, 2]);
         assert_eq!((choice.chosen(), choice.next()), (2, 2));
         // They no longer are: found out at the next trial.
-        after(&mut choice, 64 + 8, |_| 0.9);
+        after(&mut choice, 64 + 10, |_| 0.9);
         assert_eq!((choice.chosen(), choice.next()), (1, 1));
+    }
+
+    #[test]
+    fn stretches_that_were_held_up_do_not_hide_what_two_threads_bring() {
+        let mut choice = ThreadChoice::default();
+        // Every fifth takes ten times as long, with one thread and with two.
+        let stretches = 64 + 2 * PAIRS_MAX;
+        for at in 0..stretches {
+            let threads = choice.next();
+            let held_up = if at % 5 == 0 { 10.0 } else { 1.0 };
+            let speed = if threads == 2 { 1.3 } else { 1.0 };
+            choice.learn(threads, 1000, Nanos::from_secs_f64(0.01 * held_up / speed));
+            if choice.chosen() == 2 {
+                return;
+            }
+        }
+        panic!("{choice:?}");
+    }
+
+    #[test]
+    fn ranks_tell_by_how_far_and_on_which_side_values_lie() {
+        let five = [0.2, 0.3, 0.1, 0.4, 9.0];
+        // 15 of 15 against 7.5, whose variance is 5 * 6 * 11 / 24.
+        let surely = signed_rank(&five, 0.0);
+        assert!((surely - 7.5 / 13.75_f64.sqrt()).abs() < 1e-12, "{surely}");
+        let opposite = signed_rank(&five.map(|value| -value), 0.0);
+        assert!((surely + opposite).abs() < 1e-12);
+        assert!(signed_rank(&[-2.0, 1.0, 0.5, 0.6, -0.1, -0.2], 0.0).abs() < SURE);
     }
 
     #[test]
