@@ -7,8 +7,8 @@
 //! touches them at random all the time (busy) or once a millisecond (light). In each
 //! round the mover and a bare loop move the same pages, in turns (A B B A), so that
 //! what else the host does meets both; their ratio is taken round by round, and the
-//! median of the rounds counts, with the interval that holds it 95 times of 100 whatever
-//! the rounds' distribution: rounds of one row lie far apart where the host is shared. The
+//! median of the rounds counts, with the interval that holds it 95 times of 100, whatever
+//! the rounds' distribution, if they do not depend on each other: they lie far apart where the host is shared. The
 //! bare loop knows the addresses beforehand, and calls with 2 MiB each time: 512 small pages,
 //! or a huge one. For both directions at once it calls for one and the other in turns.
 //! At the end is, for each number of threads, the geometric mean of its rows.
@@ -35,12 +35,14 @@ const FAST: NodeId = NodeId(0);
 const REGION: u64 = HUGE_PAGE_BYTES;
 /// Rounds beside the first, which warms up.
 const ROUNDS: usize = 25;
-/// Of so many rounds in order the one before which the median's interval begins, and behind
-/// whose mirror image it ends: the median lies outside with a probability of 4.3 %, twice that
-/// of 7 heads or fewer in 25 throws of a coin.
+/// So many rounds, in order, lie outside the median's interval at each end. The median itself does with
+/// a probability of 4.3 %, twice that of 7 heads or fewer in 25 throws of a coin.
 const OUTSIDE: usize = 7;
-/// Rounds of the mover alone in which it finds out how many threads are best.
-const TRIALS: usize = 44;
+/// Rounds of the mover alone in which it finds out how many threads are best: of small pages in one
+/// direction they are two stretches each way, and it is done after 192 of these.
+const TRIALS: usize = 48;
+/// How many threads are compared.
+const THREADS: [Threads; 3] = [Threads::Exactly(1), Threads::Exactly(2), Threads::Measured];
 
 /// One piece of work: each range goes from the first node to the second.
 type Ways = Vec<(PageRange, NodeId, NodeId)>;
@@ -228,7 +230,7 @@ fn compare(
     (there, back): (&Ways, &Ways),
     ratios_of: &mut Vec<(String, f64)>,
 ) {
-    for threads in [Threads::Exactly(1), Threads::Exactly(2), Threads::Measured] {
+    for threads in THREADS {
         let mut movers = [Mover::Bare, Mover::ours(threads)];
         // By mover and way.
         let mut legs: [[Vec<Leg>; 2]; 2] = Default::default();
@@ -352,7 +354,7 @@ fn main() {
             compare(&what, &mut target, huge, (&swap, &undo), &mut ratios);
         }
     }
-    for name in ["mover, 1", "mover, 2", "mover, auto"] {
+    for name in THREADS.map(|threads| Mover::ours(threads).name()) {
         let of: Vec<f64> = ratios.iter().filter(|r| r.0 == name).map(|r| r.1).collect();
         let mean = (of.iter().map(|r| r.ln()).sum::<f64>() / of.len() as f64).exp();
         let worst = of.iter().copied().fold(f64::INFINITY, f64::min);

@@ -38,9 +38,10 @@ fn burning() -> (Workload, Daemon, Site) {
 
 /// It uses its CPU: a daemon that sees nothing of it sees wrong.
 fn assert_burns(pid: u32) {
+    const WITHIN: Duration = Duration::from_secs(10);
     let used = || cpu_time(&Root::host(), pid).expect("its CPU time");
     let before = used();
-    wait_for("half a second of its CPU time", PATIENCE, || {
+    wait_for("half a second of its CPU time", WITHIN, || {
         let more = used().saturating_sub(before);
         if more > Duration::from_millis(500) {
             Ok(())
@@ -51,20 +52,24 @@ fn assert_burns(pid: u32) {
 }
 
 /// Follows the daemon until it has been blind for some epochs, in which nothing may have moved. Tells
-/// what it saw where it did see something: whatever makes the guest's CPU 0 change to another address
-/// space empties its emulated TLB, and then the sampler is not blind.
+/// why it may not be blind: it saw something, as whatever makes the guest's CPU 0 change to another address
+/// space empties its emulated TLB; or it may have in an epoch that ended between two looks.
 fn until_blind_for(epochs: u64, pid: u32, daemon: &Daemon) -> Result<(), String> {
     let mut since = None;
+    let mut last = None;
     wait_for("some epochs paused as sampler-blind", 2 * PATIENCE, || {
         let status = daemon.status();
         let accessed = number(&status, pid, "samples_accessed");
         if accessed > 0 {
             return Ok(Err(format!("{accessed} samples seen accessed")));
         }
+        let epoch = status["epoch"].as_u64().expect("an epoch");
+        if last.replace(epoch).is_some_and(|last| epoch > last + 1) {
+            return Ok(Err(format!("not looked at before epoch {epoch}")));
+        }
         let moved = ["promoted_bytes", "demoted_bytes"].map(|key| number(&status, pid, key));
         assert_eq!(moved, [0, 0], "moved blindly: {status:#}");
         let paused = &common::target(&status, pid).expect("watched")["paused"];
-        let epoch = status["epoch"].as_u64().expect("an epoch");
         if paused == "sampler-blind" {
             let since = *since.get_or_insert(epoch);
             if epoch >= since + epochs {
@@ -85,7 +90,7 @@ fn without_ticker_the_sampler_is_blind_and_nothing_moves() {
     for attempt in 1..=3 {
         let (workload, daemon, _site) = burning();
         if let Err(seen) = until_blind_for(4, workload.pid(), &daemon) {
-            eprintln!("attempt {attempt}: {seen}, so the sampler is not blind");
+            eprintln!("attempt {attempt}: {seen}, so the sampler may not be blind");
             daemon.stop();
             continue;
         }

@@ -59,11 +59,8 @@ use crate::units::{Bytes, PAGE_BYTES};
 
 /// Seconds that moving a byte costs before any was moved: 2.5 us for a page of 4 KiB.
 const COST_AT_FIRST: f64 = 2.5e-6 / PAGE_BYTES as f64;
-/// What that guess counts for beside what moves turned out to cost: as much as so many bytes. A kernel
-/// that copies slowly, as in a virtual machine, makes a page 60 times as dear.
-const GUESSED: Bytes = Bytes::from_mib(1);
-/// Weight of the newest epoch in what a byte costs once enough was moved to know it, and how many times as
-/// much as before it is held to be at once.
+/// Weight of the newest epoch in what a byte costs, and how many times as much as before it
+/// is held to be at once.
 const COST_EMA: f64 = 0.3;
 const COST_JUMPS: f64 = 4.0;
 /// While nothing is moved because it costs too much, it is held to cost so much less with each
@@ -118,9 +115,8 @@ pub struct Adaptive {
     lasting: Lasting,
     /// Bytes that the next plan may move.
     budget: Bytes,
-    /// Seconds that moving a byte takes, and by how many bytes that is known.
+    /// Seconds that moving a byte takes.
     cost: f64,
-    known: Bytes,
     /// Share of the CPU time of moving that nobody else would use.
     spare: f64,
     /// Bytes that the targets' CPU time pays for, in one plan, where idle cores pay for most.
@@ -156,7 +152,6 @@ impl Adaptive {
             lasting: Lasting::default(),
             budget: settings.first_bytes,
             cost: COST_AT_FIRST,
-            known: GUESSED,
             spare: 0.0,
             pays_for: Bytes::ZERO,
             relief: settings.first_bytes,
@@ -198,15 +193,7 @@ impl Adaptive {
         } else if cost.0 > 0 {
             // Of a few pages it is looking for them that costs, and says little of a byte.
             let weight = COST_EMA * (all.as_f64() / least.as_f64()).sqrt().min(1.0);
-            let cost = cost.as_secs_f64() / all.as_f64();
-            // While little is known each byte counts alike.
-            let alike = all.as_f64() / (self.known + all).as_f64();
-            self.known += all;
-            let (weight, cost) = if alike > weight {
-                (alike, cost)
-            } else {
-                (weight, cost.min(COST_JUMPS * self.cost))
-            };
+            let cost = (cost.as_secs_f64() / all.as_f64()).min(COST_JUMPS * self.cost);
             self.cost += weight * (cost - self.cost);
         }
         self.spare = view.spare;

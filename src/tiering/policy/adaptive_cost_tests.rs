@@ -1,6 +1,5 @@
 use super::super::testing::{self, Scene, regions};
 use super::*;
-use crate::units::Nanos;
 
 const ALL: Budget = Budget {
     bytes: Bytes(u64::MAX),
@@ -101,42 +100,6 @@ fn what_is_free_goes_first_and_the_rest_counts_in_full() {
             "load {load}, spare {spare}: {found} s and not {seconds}"
         );
     }
-}
-
-/// What a byte is held to cost after epochs that moved so many bytes at so many times the first guess.
-fn cost_after(epochs: &[(Bytes, f64)]) -> f64 {
-    let regions = regions(&[(3.0, 3)]);
-    let mut policy = adaptive();
-    for &(moved, times) in epochs {
-        let cost = Nanos::from_secs_f64(times * COST_AT_FIRST * moved.as_f64());
-        let done = Done {
-            moved,
-            cost,
-            ..Done::default()
-        };
-        let scene = Scene {
-            done,
-            ..Scene::of(&regions, [0; 4])
-        };
-        testing::decide(&mut policy, scene, ALL);
-    }
-    policy.cost / COST_AT_FIRST
-}
-
-#[test]
-fn where_moving_is_dear_that_is_known_from_the_first_megabytes_on() {
-    // A guess that counts as a megabyte, and nine that cost 60 times as much.
-    let found = cost_after(&[(Bytes::from_mib(9), 60.0)]);
-    assert!((found / 54.1 - 1.0).abs() < 0.01, "{found}");
-    // A few pages say less, and an epoch that was held up later is no more than four times as dear.
-    let few = cost_after(&[(Bytes(16 * PAGE_BYTES), 60.0)]);
-    assert!(few < 5.0, "{few}");
-    let large = Bytes::from_mib(1024);
-    let held_up = cost_after(&[(large, 1.0), (Bytes::from_mib(64), 60.0)]);
-    assert!(
-        (held_up / (1.0 + COST_EMA * 3.0) - 1.0).abs() < 0.01,
-        "{held_up}"
-    );
 }
 
 #[test]
