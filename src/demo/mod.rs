@@ -235,6 +235,7 @@ impl Demo<'_> {
             &strings(&[
                 "workload",
                 "--pattern=ballast",
+                "--lists",
                 &format!("--start-node={node}"),
                 &format!("--leave={}", leave.0),
             ]),

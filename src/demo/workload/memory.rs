@@ -13,8 +13,10 @@ use std::time::{Duration, Instant};
 
 use super::hotset::Class;
 use super::lines::ByNode;
+use crate::ports::Residency;
 use crate::sys::move_pages;
 use crate::sys::numa::{self, Buffer, HugePages};
+use crate::sys::residency::SysResidency;
 use crate::sys::root::Root;
 use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 
@@ -29,6 +31,24 @@ const COLD_SLICE: usize = 8;
 /// More free memory than this must remain on a node that is bound to, lest
 /// the OOM killer come.
 const BIND_MARGIN: Bytes = Bytes::from_mib(32);
+
+/// What is free on a node. With `listed_beside` that includes what lies on CPUs' lists, as long as so much is free
+/// beside it: what was just freed stays there for a while, tens of MiB of it, and is taken first.
+pub(super) fn free_on(
+    root: &Root,
+    node: NodeId,
+    listed_beside: Option<Bytes>,
+) -> io::Result<Bytes> {
+    let unlisted = numa::node_free(root, node)?;
+    if listed_beside.is_none_or(|least| unlisted <= least) {
+        return Ok(unlisted);
+    }
+    let all = SysResidency::new(root)
+        .nodes(false)
+        .map_err(io::Error::other)?;
+    let usage = all.iter().find(|usage| usage.node == node);
+    Ok(usage.map_or(unlisted, |usage| usage.free))
+}
 
 /// A buffer, a map of its pages, and counters per node.
 #[derive(Debug)]
@@ -231,5 +251,39 @@ impl Census {
         let end = Instant::now();
         self.next = end + ((end - begin) * (CENSUS_SHARE - 1)).max(CENSUS_PAUSE);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_is_on_lists_is_free_while_enough_is_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
+        let put = |path: std::path::PathBuf, text: &str| {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        put(
+            root.sys("devices/system/node/node0/meminfo"),
+            "Node 0 MemTotal: 4000 kB\nNode 0 MemFree: 400 kB\n",
+        );
+        put(root.sys("devices/system/node/has_memory"), "0\n");
+        put(
+            root.proc("zoneinfo"),
+            "Node 0, zone Normal\n  pages free 100\n min 8\n high 10\n managed 1000\n count: 50\n",
+        );
+        let free = |beside: Option<u64>| {
+            let beside = beside.map(|pages| Bytes(pages * PAGE_BYTES));
+            free_on(&root, NodeId(0), beside).unwrap().pages()
+        };
+        assert_eq!(
+            [free(None), free(Some(99)), free(Some(100))],
+            [100, 150, 100]
+        );
     }
 }

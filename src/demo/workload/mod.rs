@@ -28,7 +28,7 @@ use self::lines::{ByNode, ClassLine, Line};
 use self::memory::{Census, Memory};
 use self::workers::{LINES_PER_PAGE, Phase, Shared, Stray};
 use super::size::parse_bytes;
-use crate::sys::numa::{self, Buffer, HugePages, WORDS_PER_PAGE};
+use crate::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE};
 use crate::sys::process::pin_thread;
 use crate::sys::root::Root;
 use crate::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PAGE_BYTES, PageRange, VirtAddr};
@@ -143,6 +143,9 @@ pub struct Args {
     /// For ballast: lock it, or the kernel may demote it.
     #[arg(long)]
     pub lock: bool,
+    /// For ballast: take what lies on CPUs' lists for free, but leave half of `--leave` beside it.
+    #[arg(long)]
+    pub lists: bool,
 }
 
 fn parse_class(text: &str) -> Result<(f64, f64), String> {
@@ -219,8 +222,9 @@ fn ballast(args: &Args) -> anyhow::Result<()> {
             .context("--pattern ballast needs --start-node")?,
     );
     let root = Root::host();
+    let listed_beside = args.lists.then_some(Bytes(args.leave.0 / 2));
     let free = || {
-        numa::node_free(&root, node)
+        memory::free_on(&root, node, listed_beside)
             .with_context(|| format!("cannot read what is free on memory node {node}"))
     };
     let wanted = free()?.saturating_sub(args.leave);
