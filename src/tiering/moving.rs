@@ -44,8 +44,8 @@ const PAIRS_MIN: usize = 5;
 /// Pairs after which it ends.
 const PAIRS_MAX: usize = 64;
 /// Standard deviations that make sure ([`signed_rank`]). As that is asked after each pair, one trial in seven takes two
-/// where they are faster by exactly [`WORTH`], and one in thirty or fewer where they are no faster (simulated, with
-/// errors of 10 to 30 %). With more, trials would miss oftener that two are faster.
+/// where they are faster by exactly [`WORTH`], and one in thirty or fewer where they are no faster
+/// (docs/results/thread-trials.txt). With more, trials would miss oftener that two are faster.
 const SURE: f64 = 2.0;
 /// Stretches before the first trial and between two, at first and at most.
 const REST: (u64, u64) = (64, 4096);
