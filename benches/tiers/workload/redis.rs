@@ -2,6 +2,10 @@
 //! sixteen values at once, the others set one; keys are chosen by Zipf's law (0.99), and
 //! hot keys lie anywhere. One request at a time: a stall of the server is one long request.
 //!
+//! Client and server share one CPU: of both never more than one has anything to do. On two of the guest's, with
+//! the daemon or a thread of the kernel on a third, they would have to be served by the two of the host, and
+//! requests would wait for the host's scheduler.
+//!
 //! The server is what is measured and placed. It fills itself (`DEBUG POPULATE`, as its own
 //! tests do), because half a million requests would take longer than what is measured. Its client is
 //! ours, of the three commands that are needed: it compares every value with what was last set.
@@ -63,6 +67,9 @@ impl Redis {
         let count = size.memory(RECORDS);
         let mut keys: Vec<usize> = (0..count).collect();
         Random::new(11).shuffle(&mut keys);
+        // The server inherits it.
+        hmkeeper::sys::process::pin_thread(&super::cpus_of_first_node()[..1])
+            .map_err(|e| format!("redis: pinning: {e}"))?;
         let server = Server::start().map_err(|e| format!("redis: {e}"))?;
         let mut client = server.connect().map_err(|e| format!("redis: {e}"))?;
         client
