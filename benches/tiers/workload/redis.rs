@@ -36,9 +36,8 @@ const BATCH: usize = 16;
 const SETS: usize = 20;
 const THETA: f64 = 0.99;
 /// How often a second the server's timer looks after its clients, its tables and its statistics. By default it is ten times: in this
-/// guest, 20 times as slow as its host, that takes 4 ms each time, and 13 in 1,000 requests
-/// wait for it, so that the 99th percentile would be how long it takes. As with the periods of all systems, what goes by the clock is
-/// slowed down with the guest.
+/// guest that takes 4 ms each time, and 13 in 1,000 requests wait for it, so that the 99th percentile would be how long it takes.
+/// What goes by the clock comes 20 times as often beside a program's work here as on the host.
 const HZ: &str = "1";
 /// Of a guest that starts a program from the host's files.
 const PATIENCE: Duration = Duration::from_secs(60);
