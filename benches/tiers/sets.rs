@@ -46,7 +46,7 @@ static ALL: [Set; 4] = [
         runs: 3,
         at_once: 1,
     },
-    // How long requests take while pages are moved.
+    // How long requests take, those while pages move among them.
     Set {
         name: "latency",
         size: Size::Normal,

@@ -2,9 +2,8 @@
 //! sixteen values at once, the others set one; keys are chosen by Zipf's law (0.99), and
 //! hot keys lie anywhere. One request at a time: a stall of the server is one long request.
 //!
-//! Client and server share one CPU: of both never more than one has anything to do. On two of the guest's, with
-//! the daemon or a thread of the kernel on a third, they would have to be served by the two of the host, and
-//! requests would wait for the host's scheduler.
+//! Client and server share one CPU: hardly ever do both have anything to do. On two of the guest's, with the daemon or a thread
+//! of the kernel on a third, requests waited for the host's CPUs, of which there are two (benches/results/redis-waits.txt).
 //!
 //! The server's own timer runs once a second, as seldom as it can ([`HZ`]).
 //!
@@ -36,8 +35,8 @@ const BATCH: usize = 16;
 const SETS: usize = 20;
 const THETA: f64 = 0.99;
 /// How often a second the server's timer looks after its clients, its tables and its statistics. By default it is ten times: in this
-/// guest that takes 4 ms each time, and 13 in 1,000 requests wait for it, so that the 99th percentile would be how long it takes.
-/// What goes by the clock comes 20 times as often beside a program's work here as on the host.
+/// guest that takes 4 ms each time, and 13 in 1,000 requests or more wait for it, so that the 99th percentile would be how long it takes.
+/// The guest computes 20 times slower than its host, so what goes by the clock comes 20 times as often beside a program's work.
 const HZ: &str = "1";
 /// Of a guest that starts a program from the host's files.
 const PATIENCE: Duration = Duration::from_secs(60);
