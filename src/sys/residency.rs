@@ -2,16 +2,21 @@
 
 use std::collections::BTreeMap;
 
+use super::clock::{monotonic, thread_cpu_time};
 use super::latency::LatencyProbe;
 use super::locate::Locator;
 use super::mover::is_there;
 use super::root::Root;
 use super::text;
 use crate::ports::{PortError, Residency};
-use crate::tiering::observation::{CacheUsage, NodeUsage, RangeResidency};
+use crate::tiering::observation::{CacheUsage, NodeUsage, RangeResidency, ReadLatency};
 use crate::tiering::plan::Sweep;
 use crate::tiering::tier::TierTable;
-use crate::units::{Bytes, NodeId, PAGE_BYTES};
+use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES};
+
+/// Asking nodes how late they answer may take this share of elapsed time, 1 in so many: where
+/// that is dear, as in an emulator, the answers before stand meanwhile.
+const ASKING_SHARE: u64 = 400;
 
 /// Residency as the kernel tells it.
 #[derive(Debug)]
@@ -19,7 +24,41 @@ pub struct SysResidency {
     root: Root,
     locator: Locator,
     tiers: Option<TierTable>,
-    probe: Option<LatencyProbe>,
+    probe: Option<(LatencyProbe, Answers)>,
+    /// Whether each node that was ever seen may be asked for page cache: that stays as it is.
+    gives_cache: BTreeMap<NodeId, bool>,
+}
+
+/// What nodes said when they were asked last.
+#[derive(Debug, Default)]
+struct Answers {
+    of: Vec<(NodeId, ReadLatency)>,
+    /// When they may be asked again.
+    next: Nanos,
+}
+
+impl Answers {
+    /// Notes with its usage how late each node answers; has them asked, which tells the CPU time that
+    /// this took, unless they were of late.
+    fn note(
+        &mut self,
+        now: Nanos,
+        usage: &mut [NodeUsage],
+        ask: impl FnOnce(&mut [NodeUsage]) -> Nanos,
+    ) {
+        if now < self.next {
+            for usage in usage {
+                let mut answers = self.of.iter();
+                let answer = answers.find(|(node, _)| *node == usage.node);
+                usage.latency = answer.map(|(_, latency)| *latency);
+            }
+            return;
+        }
+        let took = ask(usage);
+        self.next = now + Nanos(took.0.saturating_mul(ASKING_SHARE));
+        let answers = usage.iter().filter_map(|u| Some((u.node, u.latency?)));
+        self.of = answers.collect();
+    }
 }
 
 impl SysResidency {
@@ -30,6 +69,7 @@ impl SysResidency {
             locator: Locator::new(root),
             tiers: None,
             probe: None,
+            gives_cache: BTreeMap::new(),
         }
     }
 
@@ -62,14 +102,20 @@ impl Residency for SysResidency {
     fn nodes(&mut self, asks_latency: bool) -> Result<Vec<NodeUsage>, PortError> {
         let mut usage = usage(&self.root)?;
         for usage in &mut usage {
-            usage.cache = usage.cache.filter(|_| is_there(&self.root, usage.node));
+            let gives_cache = self.gives_cache.entry(usage.node);
+            let gives_cache = *gives_cache.or_insert_with(|| is_there(&self.root, usage.node));
+            usage.cache = usage.cache.filter(|_| gives_cache);
         }
         let tiers = self.tiers.as_ref().filter(|_| asks_latency);
         if let Some(tiers) = tiers {
-            let probe = self
+            let (probe, answers) = self
                 .probe
-                .get_or_insert_with(|| LatencyProbe::new(tiers, &usage));
-            probe.ask(&mut usage);
+                .get_or_insert_with(|| (LatencyProbe::new(tiers, &usage), Answers::default()));
+            answers.note(monotonic(), &mut usage, |usage| {
+                let before = thread_cpu_time();
+                probe.ask(usage);
+                thread_cpu_time().saturating_sub(before)
+            });
         } else {
             self.probe = None;
         }
@@ -303,6 +349,36 @@ Node 10, zone   Normal
         assert_eq!(room(1500, 100), 600);
         assert_eq!(room(900, 5000), 100);
         assert_eq!(room(700, 5000), 0);
+    }
+
+    #[test]
+    fn nodes_are_asked_as_often_as_that_costs_little_and_their_answers_stand() {
+        let mut answers = Answers::default();
+        let mut at = |seconds: u64, took: u64| {
+            let mut nodes = [0, 1].map(|node| NodeUsage {
+                node: NodeId(node),
+                total: Bytes::from_mib(1),
+                free: Bytes::ZERO,
+                reserve: Bytes::ZERO,
+                latency: None,
+                cache: None,
+            });
+            answers.note(Nanos::from_secs(seconds), &mut nodes, |nodes| {
+                // The other one cannot be asked.
+                nodes[1].latency = Some(ReadLatency {
+                    now: Nanos(seconds),
+                    idle: Nanos(1),
+                });
+                Nanos::from_millis(took)
+            });
+            nodes.map(|usage| usage.latency.map(|latency| latency.now.0))
+        };
+        // A millisecond is little each second, 10 are not.
+        assert_eq!(at(1, 1), [None, Some(1)]);
+        assert_eq!(at(2, 10), [None, Some(2)]);
+        assert_eq!(at(3, 10), [None, Some(2)]);
+        assert_eq!(at(5, 10), [None, Some(2)]);
+        assert_eq!(at(6, 10), [None, Some(6)]);
     }
 
     #[test]
