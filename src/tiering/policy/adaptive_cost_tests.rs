@@ -123,3 +123,19 @@ fn what_is_cheap_is_neither_made_cheaper_nor_dearer() {
         assert!((found / is - 1.0).abs() < 1e-6, "{cost}, {spare}: {found}");
     }
 }
+
+#[test]
+fn what_stands_out_is_hot_enough_and_what_is_like_the_others_is_not() {
+    // Of 24 regions, the last one of which the windows saw little.
+    let moved = |others: f32, last: f32| {
+        let mut all = vec![(others, 0); 23];
+        all.push((last, 3));
+        let (regions, mut policy) = (regions(&all), adaptive());
+        testing::decide(&mut policy, Scene::of(&regions, [100; 4]), ALL).len()
+    };
+    assert_eq!(moved(0.0, 0.5), 1);
+    assert_eq!(moved(0.05, 0.5), 1);
+    assert_eq!(moved(0.2, 0.5), 0, "a little hotter, as some always are");
+    assert_eq!(moved(0.0, 0.25), 0, "next to nothing was seen of it");
+    assert_eq!(moved(2.0, 1.0), 1, "there is room, and it is hot");
+}

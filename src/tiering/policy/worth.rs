@@ -5,6 +5,10 @@
 //!
 //! What comes up is as hot as it is believed to be ([`Region::believed`]): where pages of one region are not alike, a lone hot one says
 //! little of the others. What gives way is as hot as it seems, and what is looked up later is compared with that.
+//!
+//! **Hot enough** to come up is what the settings' threshold says, and what stands out: counts are of windows, and of a page to which
+//! a program comes back once in two seconds, for a hundred misses, short epochs see little. What is seen several times as often as
+//! the target's memory is on average is hot all the same. Where that is of all, as in a sweep, it would be chance.
 
 use std::collections::HashMap;
 
@@ -19,6 +23,10 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 /// Certainty that what goes for headroom is cold, in those of an exchange: of what one sample
 /// in each epoch looks at, three that saw nothing. What is new is so little known that it stays.
 const DOUBT: f64 = 1.5;
+/// What is below the threshold stands out if its count is so many times that of all of its target,
+/// and this share of the threshold at least.
+const STANDS_OUT: f64 = 5.0;
+const THRESHOLD_LEAST: f64 = 0.4;
 /// Weight of the newest epoch in a target's load.
 const LOAD_EMA: f64 = 0.3;
 
@@ -76,6 +84,8 @@ struct Facts {
     mean: f64,
     believed: f64,
     usual: f64,
+    /// The count that it is believed to have; none of what is not known.
+    count: f32,
     /// The first node on which any of it lies, and whether more does on others.
     node: NodeId,
     is_apart: bool,
@@ -109,11 +119,16 @@ impl<'a, 'v> Worth<'a, 'v> {
         for ((target, load), facts) in idle.targets.iter().zip(loads).zip(&mut facts.0) {
             let mut accesses: Vec<(NodeId, f64)> = Vec::new();
             let mut warm = Bytes::ZERO;
+            // Counts of bytes, and bytes.
+            let mut all = (0.0, 0.0);
             let look_at = |region: &Region| {
                 let facts = worth.look_at(target, region);
+                let resident = region.resident();
                 if facts.is_warm {
-                    warm += region.resident();
+                    warm += resident;
                 }
+                all.0 += f64::from(region.heat()) * resident.as_f64();
+                all.1 += resident.as_f64();
                 for (node, pages) in region.pages().iter() {
                     let bytes = (pages * PAGE_BYTES) as f64;
                     *entry(&mut accesses, node) += facts.mean * bytes;
@@ -122,6 +137,14 @@ impl<'a, 'v> Worth<'a, 'v> {
             };
             facts.clear();
             facts.extend(target.regions.iter().map(look_at));
+            let stands_out = worth.stands_out(all.0 / all.1.max(1.0));
+            // These are near, unlike the regions, and mostly there is nothing between.
+            for (facts, region) in facts.iter_mut().zip(target.regions) {
+                if !facts.is_warm && f64::from(facts.count) >= stands_out {
+                    (facts.is_warm, facts.is_idle) = (true, false);
+                    warm += region.resident();
+                }
+            }
             worth.warm += warm;
             let waited = accesses
                 .iter()
@@ -156,6 +179,7 @@ impl<'a, 'v> Worth<'a, 'v> {
             node: node.unwrap_or(NodeId(0)),
             is_apart: nodes.next().is_some(),
             is_empty: node.is_none(),
+            count: if region.is_known() { believed } else { 0.0 },
             is_warm,
             is_idle: !is_warm && !self.view.lacking.is_empty() && self.is_cold(target, region),
         }
@@ -201,9 +225,16 @@ impl<'a, 'v> Worth<'a, 'v> {
         nodes.find(|(n, _)| *n == node).map_or(0.0, |(_, sum)| *sum)
     }
 
-    /// From which count on a region is hot enough.
+    /// From which count on a region is hot enough whatever others are.
     fn least_count(&self) -> f64 {
         self.settings.promotion_threshold * f64::from(self.view.scans)
+    }
+
+    /// From which count on it is hot enough where all of its target's memory has this one on average.
+    fn stands_out(&self, average: f64) -> f64 {
+        let threshold = self.least_count();
+        let least = THRESHOLD_LEAST * threshold;
+        (STANDS_OUT * average).clamp(least, threshold)
     }
 
     pub(super) fn mean(&self, place: Place) -> f64 {
