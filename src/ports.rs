@@ -307,8 +307,9 @@ pub trait WriteWatch {
 pub trait Residency {
     /// Counts present pages per node. A vanished process has none.
     fn sweep(&mut self, sweep: Sweep) -> Result<RangeResidency, PortError>;
-    /// Memory per node now, and if asked for how late each answers.
-    fn nodes(&mut self, asks_latency: bool) -> Result<Vec<NodeUsage>, PortError>;
+    /// Memory per node now, and if asked for how late each answers: with [`Asking::Auto`] only as often
+    /// as that costs little, and `None` of all nodes in the epochs between.
+    fn nodes(&mut self, asks_latency: Asking) -> Result<Vec<NodeUsage>, PortError>;
 }
 
 /// Tells which tiers there are.

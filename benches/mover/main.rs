@@ -25,6 +25,7 @@ use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::observation::TargetId;
 use hmkeeper::tiering::plan::{Direction, Move, Reason};
+use hmkeeper::tiering::settings::Asking;
 use hmkeeper::units::{Bandwidth, Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange};
 use nix::time::{ClockId, clock_gettime};
 use target::{Shape, Stalls, Target};
@@ -313,7 +314,7 @@ fn main() {
         return;
     }
     let nodes = SysResidency::new(&Root::host())
-        .nodes(false)
+        .nodes(Asking::Never)
         .unwrap_or_default();
     if !nodes.iter().any(|n| n.node == SLOW) {
         println!("skipped: this machine has no memory node {SLOW}");

@@ -37,6 +37,7 @@ use crate::sys::root::Root;
 use crate::sys::topology::SysTopology;
 use crate::telemetry::status::{Status, TargetStatus};
 use crate::tiering::observation::NodeUsage;
+use crate::tiering::settings::Asking;
 use crate::units::Bytes;
 
 /// The daemon's control socket in the work directory.
@@ -100,7 +101,7 @@ enum Event {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let root = Root::host();
     let place = place::choose(&SysTopology::new(&root, None).read()?)?;
-    let usage = SysResidency::new(&root).nodes(false)?;
+    let usage = SysResidency::new(&root).nodes(Asking::Never)?;
     let (events, incoming) = channel();
     let signals = events.clone();
     // A demo that is over has nobody to tell.

@@ -187,8 +187,8 @@ impl Residency for SimMemory {
         })
     }
 
-    fn nodes(&mut self, asks_latency: bool) -> Result<Vec<NodeUsage>, PortError> {
-        Ok(self.0.borrow_mut().usage(asks_latency))
+    fn nodes(&mut self, asks_latency: Asking) -> Result<Vec<NodeUsage>, PortError> {
+        Ok(self.0.borrow_mut().usage(asks_latency != Asking::Never))
     }
 }
 

@@ -9,14 +9,17 @@ use super::mover::is_there;
 use super::root::Root;
 use super::text;
 use crate::ports::{PortError, Residency};
-use crate::tiering::observation::{CacheUsage, NodeUsage, RangeResidency, ReadLatency};
+use crate::tiering::observation::{CacheUsage, NodeUsage, RangeResidency};
 use crate::tiering::plan::Sweep;
+use crate::tiering::settings::Asking;
 use crate::tiering::tier::TierTable;
 use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES};
 
-/// Asking nodes how late they answer may take this share of elapsed time, 1 in so many: where
-/// that is dear, as in an emulator, the answers before stand meanwhile.
+/// With [`Asking::Auto`], asking nodes how late they answer may take this share of elapsed time,
+/// 1 in so many; where that is dear, as in an emulator, not each epoch asks. Making the probe is beside that.
 const ASKING_SHARE: u64 = 400;
+/// Epochs after which it is looked up again which nodes may be asked for page cache.
+const CACHE_EPOCHS: u32 = 256;
 
 /// Residency as the kernel tells it.
 #[derive(Debug)]
@@ -24,41 +27,12 @@ pub struct SysResidency {
     root: Root,
     locator: Locator,
     tiers: Option<TierTable>,
-    probe: Option<(LatencyProbe, Answers)>,
-    /// Whether each node that was ever seen may be asked for page cache: that stays as it is.
+    probe: Option<LatencyProbe>,
+    /// When nodes may be asked again.
+    next_asking: Nanos,
+    /// Whether each node may be asked for page cache, and for how many epochs that is held to be so.
     gives_cache: BTreeMap<NodeId, bool>,
-}
-
-/// What nodes said when they were asked last.
-#[derive(Debug, Default)]
-struct Answers {
-    of: Vec<(NodeId, ReadLatency)>,
-    /// When they may be asked again.
-    next: Nanos,
-}
-
-impl Answers {
-    /// Notes with its usage how late each node answers; has them asked, which tells the CPU time that
-    /// this took, unless they were of late.
-    fn note(
-        &mut self,
-        now: Nanos,
-        usage: &mut [NodeUsage],
-        ask: impl FnOnce(&mut [NodeUsage]) -> Nanos,
-    ) {
-        if now < self.next {
-            for usage in usage {
-                let mut answers = self.of.iter();
-                let answer = answers.find(|(node, _)| *node == usage.node);
-                usage.latency = answer.map(|(_, latency)| *latency);
-            }
-            return;
-        }
-        let took = ask(usage);
-        self.next = now + Nanos(took.0.saturating_mul(ASKING_SHARE));
-        let answers = usage.iter().filter_map(|u| Some((u.node, u.latency?)));
-        self.of = answers.collect();
-    }
+    until_cache: u32,
 }
 
 impl SysResidency {
@@ -69,7 +43,9 @@ impl SysResidency {
             locator: Locator::new(root),
             tiers: None,
             probe: None,
+            next_asking: Nanos::ZERO,
             gives_cache: BTreeMap::new(),
+            until_cache: 0,
         }
     }
 
@@ -99,25 +75,30 @@ impl Residency for SysResidency {
         })
     }
 
-    fn nodes(&mut self, asks_latency: bool) -> Result<Vec<NodeUsage>, PortError> {
+    fn nodes(&mut self, asks_latency: Asking) -> Result<Vec<NodeUsage>, PortError> {
         let mut usage = usage(&self.root)?;
-        for usage in &mut usage {
-            let gives_cache = self.gives_cache.entry(usage.node);
-            let gives_cache = *gives_cache.or_insert_with(|| is_there(&self.root, usage.node));
-            usage.cache = usage.cache.filter(|_| gives_cache);
+        if self.until_cache == 0 {
+            self.gives_cache.clear();
+            self.until_cache = CACHE_EPOCHS;
         }
-        let tiers = self.tiers.as_ref().filter(|_| asks_latency);
-        if let Some(tiers) = tiers {
-            let (probe, answers) = self
-                .probe
-                .get_or_insert_with(|| (LatencyProbe::new(tiers, &usage), Answers::default()));
-            answers.note(monotonic(), &mut usage, |usage| {
-                let before = thread_cpu_time();
-                probe.ask(usage);
-                thread_cpu_time().saturating_sub(before)
-            });
-        } else {
+        self.until_cache -= 1;
+        for usage in &mut usage {
+            let known = self.gives_cache.entry(usage.node);
+            let gives = *known.or_insert_with(|| is_there(&self.root, usage.node));
+            usage.cache = usage.cache.filter(|_| gives);
+        }
+        let Some(tiers) = (self.tiers.as_ref()).filter(|_| asks_latency != Asking::Never) else {
             self.probe = None;
+            return Ok(usage);
+        };
+        let probe = self
+            .probe
+            .get_or_insert_with(|| LatencyProbe::new(tiers, &usage));
+        if asks_latency == Asking::Always || monotonic() >= self.next_asking {
+            let before = thread_cpu_time();
+            probe.ask(&mut usage);
+            let took = thread_cpu_time().saturating_sub(before);
+            self.next_asking = monotonic() + Nanos(took.0.saturating_mul(ASKING_SHARE));
         }
         Ok(usage)
     }
@@ -349,36 +330,6 @@ Node 10, zone   Normal
         assert_eq!(room(1500, 100), 600);
         assert_eq!(room(900, 5000), 100);
         assert_eq!(room(700, 5000), 0);
-    }
-
-    #[test]
-    fn nodes_are_asked_as_often_as_that_costs_little_and_their_answers_stand() {
-        let mut answers = Answers::default();
-        let mut at = |seconds: u64, took: u64| {
-            let mut nodes = [0, 1].map(|node| NodeUsage {
-                node: NodeId(node),
-                total: Bytes::from_mib(1),
-                free: Bytes::ZERO,
-                reserve: Bytes::ZERO,
-                latency: None,
-                cache: None,
-            });
-            answers.note(Nanos::from_secs(seconds), &mut nodes, |nodes| {
-                // The other one cannot be asked.
-                nodes[1].latency = Some(ReadLatency {
-                    now: Nanos(seconds),
-                    idle: Nanos(1),
-                });
-                Nanos::from_millis(took)
-            });
-            nodes.map(|usage| usage.latency.map(|latency| latency.now.0))
-        };
-        // A millisecond is little each second, 10 are not.
-        assert_eq!(at(1, 1), [None, Some(1)]);
-        assert_eq!(at(2, 10), [None, Some(2)]);
-        assert_eq!(at(3, 10), [None, Some(2)]);
-        assert_eq!(at(5, 10), [None, Some(2)]);
-        assert_eq!(at(6, 10), [None, Some(6)]);
     }
 
     #[test]

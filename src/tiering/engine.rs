@@ -26,7 +26,7 @@ use super::report::PauseReason;
 use super::rng::Rng;
 use super::sampling::{self, Drawing, Drawn};
 use super::settings::{
-    EngineSettings, LookRule, Placement, ProfilingSettings, SplitRule, WindowRule,
+    Asking, EngineSettings, LookRule, Placement, ProfilingSettings, SplitRule, WindowRule,
 };
 use super::tier::{TierTable, TierView};
 use super::windows::{self, Coverage, Rates, Span};
@@ -216,7 +216,8 @@ impl Engine {
         self.targets
             .retain(|id, _| seen.targets.iter().any(|t| t.id == *id));
         self.record(seen);
-        self.machine.follow(seen, self.asks_nodes());
+        self.machine
+            .follow(seen, self.asks_nodes() != Asking::Never);
         let elapsed = self
             .at
             .map_or(seen.cost.elapsed, |at| seen.at.saturating_sub(at));

@@ -468,7 +468,7 @@ pub struct NodeUsage {
     /// What must stay free so that the kernel does not begin to reclaim, nor lets
     /// whoever allocates do so.
     pub reserve: Bytes,
-    /// How late it answers; `None` where nobody asked.
+    /// How late it answers; `None` where nobody asked in this epoch. In reports what it said last.
     pub latency: Option<ReadLatency>,
     /// Its page cache; `None` where the kernel cannot be asked to give some of it back.
     pub cache: Option<CacheUsage>,

@@ -8,14 +8,15 @@
 //!
 //! **Approach.** What a probe measured of each node over what it measures when nothing else
 //! runs, smoothed over epochs. A little later than idle counts as idle: probes are noisy, and
-//! latency grows steeply only where bandwidth ends.
+//! latency grows steeply only where bandwidth ends. In an epoch in which nobody was asked, for that is dear,
+//! all is as it was: an answer counts once.
 //!
 //! **Source.** Colloid, which takes latencies as the measure of where memory should lie, and
 //! reads them from counters of the CPU. We ask the memory itself: no counter, no privilege.
 //!
 //! **Properties** (tests below): never less than 1; a node that nobody can probe is idle.
 
-use super::observation::NodeUsage;
+use super::observation::{NodeUsage, ReadLatency};
 use crate::units::NodeId;
 
 /// Weight of the newest epoch.
@@ -33,14 +34,22 @@ const AGAIN_ON_TIME: f64 = 1.05;
 const LASTS: u32 = 4 * 8;
 /// As many are remembered at most.
 const LONGEST: u32 = 16 * 8;
+/// Epochs in a row in which nobody was asked, after which nobody can be.
+const UNASKED: u32 = 32;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
-pub struct Pressure(Vec<Answers>);
+pub struct Pressure {
+    of: Vec<Answers>,
+    /// Epochs since any node answered.
+    unasked: u32,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Answers {
     node: NodeId,
+    /// What it said last, if it could be asked.
+    latest: Option<ReadLatency>,
     /// How many times as late as when idle, smoothed.
     ratio: f64,
     /// Eighths of epochs in which it was late beyond those in which it was on time, of late.
@@ -50,22 +59,32 @@ struct Answers {
 impl Pressure {
     /// What probes measured in the epoch that ends.
     pub fn follow(&mut self, nodes: &[NodeUsage]) {
-        self.0.retain(|a| nodes.iter().any(|u| u.node == a.node));
+        self.of.retain(|a| nodes.iter().any(|u| u.node == a.node));
+        self.unasked = if nodes.iter().any(|usage| usage.latency.is_some()) {
+            0
+        } else {
+            self.unasked.saturating_add(1)
+        };
+        if (1..UNASKED).contains(&self.unasked) {
+            return;
+        }
         for usage in nodes {
             // Whom nobody can ask any more is forgotten bit by bit.
             let now = usage.latency.map_or(1.0, |latency| {
                 latency.now.0.max(1) as f64 / latency.idle.0.max(1) as f64
             });
-            let at = self.0.iter().position(|a| a.node == usage.node);
+            let at = self.of.iter().position(|a| a.node == usage.node);
             let at = at.unwrap_or_else(|| {
-                self.0.push(Answers {
+                self.of.push(Answers {
                     node: usage.node,
+                    latest: None,
                     ratio: 1.0,
                     late_for: 0,
                 });
-                self.0.len() - 1
+                self.of.len() - 1
             });
-            let answers = &mut self.0[at];
+            let answers = &mut self.of[at];
+            answers.latest = usage.latency;
             answers.ratio += WEIGHT * (now - answers.ratio);
             answers.late_for = if answers.ratio > LATE {
                 (answers.late_for + 8).min(LONGEST)
@@ -78,22 +97,35 @@ impl Pressure {
         }
     }
 
+    /// The same nodes, and how late each answered when it was asked last.
+    pub fn told(&self, nodes: &[NodeUsage]) -> Vec<NodeUsage> {
+        let told = |usage: &NodeUsage| {
+            let mut of = self.of.iter();
+            let latest = of.find(|a| a.node == usage.node).and_then(|a| a.latest);
+            NodeUsage {
+                latency: usage.latency.or(latest),
+                ..*usage
+            }
+        };
+        nodes.iter().map(told).collect()
+    }
+
     /// Those that answer later than when idle, and how many times as late.
     pub fn loaded(&self) -> Vec<(NodeId, f64)> {
         let factor = |a: &Answers| (a.node, 1.0 + (a.ratio - CALM).max(0.0));
-        let all = self.0.iter().map(factor);
+        let all = self.of.iter().map(factor);
         all.filter(|&(_, factor)| factor > 1.0).collect()
     }
 
     /// Those that answer a little later than when idle as well, and how many times as late.
     pub fn late(&self) -> Vec<(NodeId, f64)> {
-        let late = self.0.iter().filter(|a| a.ratio > ON_TIME);
+        let late = self.of.iter().filter(|a| a.ratio > ON_TIME);
         late.map(|a| (a.node, a.ratio)).collect()
     }
 
     /// Those that have answered late for a while.
     pub fn lasting(&self) -> Vec<NodeId> {
-        let lasting = self.0.iter().filter(|a| a.late_for >= LASTS);
+        let lasting = self.of.iter().filter(|a| a.late_for >= LASTS);
         lasting.map(|a| a.node).collect()
     }
 }
@@ -101,7 +133,6 @@ impl Pressure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiering::observation::ReadLatency;
     use crate::units::{Bytes, Nanos};
 
     fn probed(latencies: &[Option<(u64, u64)>]) -> Vec<NodeUsage> {
@@ -135,8 +166,8 @@ mod tests {
         pressure.follow(&probed(&[Some((100, 100))]));
         pressure.follow(&probed(&[Some((400, 100))]));
         assert_eq!(pressure.loaded(), [(NodeId(0), 2.0)]);
-        pressure.follow(&probed(&[None]));
-        assert_eq!(pressure.loaded(), [(NodeId(0), 1.25)], "not asked");
+        pressure.follow(&probed(&[None, Some((100, 100))]));
+        assert_eq!(pressure.loaded(), [(NodeId(0), 1.25)], "cannot be asked");
         for _ in 0..3 {
             pressure.follow(&probed(&[Some((100, 100))]));
         }
@@ -144,6 +175,27 @@ mod tests {
         pressure.follow(&[]);
         pressure.follow(&probed(&[Some((400, 100))]));
         assert_eq!(pressure.loaded(), [(NodeId(0), 2.0)], "another node now");
+    }
+
+    #[test]
+    fn an_answer_counts_once_however_long_it_stands() {
+        let mut pressure = Pressure::default();
+        pressure.follow(&probed(&[Some((100, 100))]));
+        pressure.follow(&probed(&[Some((400, 100))]));
+        for _ in 1..UNASKED {
+            pressure.follow(&probed(&[None]));
+            assert_eq!(pressure.loaded(), [(NodeId(0), 2.0)]);
+            assert_eq!(pressure.lasting(), []);
+            let told = pressure.told(&probed(&[None]))[0].latency;
+            assert_eq!(told.map(|latency| latency.now), Some(Nanos(400)));
+        }
+        pressure.follow(&probed(&[None]));
+        assert_eq!(
+            pressure.loaded(),
+            [(NodeId(0), 1.25)],
+            "nobody can be asked"
+        );
+        assert_eq!(pressure.told(&probed(&[None]))[0].latency, None);
     }
 
     #[test]

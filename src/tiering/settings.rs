@@ -233,7 +233,8 @@ pub struct AdaptiveSettings {
     /// Standard errors by which a region has to be hotter than what gives way to it.
     pub certainty: f64,
     /// A region is promoted only when its hotness reaches this share of the scans: what
-    /// stray accesses do to a cold page is no hotness, and there is much of it.
+    /// stray accesses do to a cold page is no hotness, and there is much of it. Or a part of this share, if it
+    /// stands out of its target's memory (`policy::worth`).
     pub promotion_threshold: f64,
     /// The longest time, in epochs, in which a move may pay for itself.
     pub horizon: u64,

@@ -18,6 +18,7 @@ use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::sys::topology::SysTopology;
 use hmkeeper::tiering::observation::NodeUsage;
+use hmkeeper::tiering::settings::Asking;
 use hmkeeper::units::NodeId;
 
 use crate::tierlat::{ALONE, BUFFER, Lines, Preset, charged, median, on_cpu, within_tries};
@@ -26,7 +27,7 @@ use crate::tierlat::{ALONE, BUFFER, Lines, Preset, charged, median, on_cpu, with
 fn probe() -> Option<(LatencyProbe, Vec<NodeUsage>)> {
     let root = Root::host();
     let tiers = SysTopology::new(&root, None).read().unwrap();
-    let usage = SysResidency::new(&root).nodes(false).unwrap();
+    let usage = SysResidency::new(&root).nodes(Asking::Never).unwrap();
     if usage.len() < 2 {
         eprintln!("skipped: one memory node");
         return None;

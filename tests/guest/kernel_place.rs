@@ -19,6 +19,7 @@ use hmkeeper::sys::targets::SysTargets;
 use hmkeeper::sys::topology::SysTopology;
 use hmkeeper::tiering::observation::{Exclusion, TargetId};
 use hmkeeper::tiering::plan::{Move, PageCounts, Sweep};
+use hmkeeper::tiering::settings::Asking;
 use hmkeeper::units::{
     Bandwidth, Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr,
 };
@@ -154,7 +155,9 @@ fn a_full_destination_is_data_and_keeps_its_reserve() {
     let others = nodes.iter().filter(|n| n.node != to);
     let from = others.max_by_key(|n| n.free).unwrap().node;
     let usage = |node| {
-        let all = SysResidency::new(&Root::host()).nodes(false).unwrap();
+        let all = SysResidency::new(&Root::host())
+            .nodes(Asking::Never)
+            .unwrap();
         *all.iter().find(|n| n.node == node).unwrap()
     };
     // What the kernel frees of the page cache meanwhile would be room as well.

@@ -11,6 +11,7 @@ use hmkeeper::ports::Residency;
 use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::observation::NodeUsage;
+use hmkeeper::tiering::settings::Asking;
 use hmkeeper::units::{Bytes, NodeId};
 
 use crate::common::{
@@ -81,7 +82,7 @@ impl Drop for Disk {
 }
 
 fn usage() -> NodeUsage {
-    let nodes = SysResidency::new(&Root::host()).nodes(false);
+    let nodes = SysResidency::new(&Root::host()).nodes(Asking::Never);
     let mut nodes = nodes.expect("the nodes' memory").into_iter();
     nodes.find(|u| u.node == NodeId(0)).expect("node 0")
 }

@@ -18,6 +18,7 @@ use crate::sys::move_pages;
 use crate::sys::numa::{self, Buffer, HugePages};
 use crate::sys::residency::SysResidency;
 use crate::sys::root::Root;
+use crate::tiering::settings::Asking;
 use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 
 /// The census may take one part in so many of one CPU's time.
@@ -44,7 +45,7 @@ pub(super) fn free_on(
         return Ok(unlisted);
     }
     let all = SysResidency::new(root)
-        .nodes(false)
+        .nodes(Asking::Never)
         .map_err(io::Error::other)?;
     let usage = all.iter().find(|usage| usage.node == node);
     Ok(usage.map_or(unlisted, |usage| usage.free))

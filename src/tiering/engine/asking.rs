@@ -11,12 +11,16 @@ use crate::tiering::writes::LONGEST_WALK;
 use crate::units::{Nanos, NodeId, Pid};
 
 impl Engine {
-    /// Whether nodes are to be asked how late they answer: where that is left to us, if there are several and
-    /// it may also be asked what is written, which is what follows from it.
-    pub fn asks_nodes(&self) -> bool {
+    /// Whether nodes are to be asked how late they answer, and how often: where that is left to us, if there are
+    /// several and it may also be asked what is written, which is what follows from it.
+    pub fn asks_nodes(&self) -> Asking {
         let profiling = &self.settings.profiling;
         let is_of_use = self.tiers.nodes().len() > 1 && self.policy.asks(profiling.writes);
-        self.policy.asks(profiling.latency) && (profiling.latency == Asking::Always || is_of_use)
+        match profiling.latency {
+            asking if !self.policy.asks(asking) => Asking::Never,
+            Asking::Auto if !is_of_use => Asking::Never,
+            asking => asking,
+        }
     }
 
     /// Whom to ask what it writes in the next epoch: where that is left to us, whoever has memory on a slow node
@@ -89,7 +93,7 @@ mod tests {
         for second in (2..2 + epochs).map(|epoch| 10 * epoch) {
             let mut seen = observation(second, plan.samples.clone(), 8 * MIB);
             seen.residency = slow(&plan);
-            seen.nodes[1].latency = engine.asks_nodes().then_some(ReadLatency {
+            seen.nodes[1].latency = (engine.asks_nodes() != Asking::Never).then_some(ReadLatency {
                 now: Nanos(100 * late),
                 idle: Nanos(100),
             });

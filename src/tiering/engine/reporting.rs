@@ -102,7 +102,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         epoch: engine.epoch,
         at: seen.at,
         targets,
-        nodes: seen.nodes.clone(),
+        nodes: engine.machine.pressure.told(&seen.nodes),
         cost: seen.cost,
         interval: ratios.interval,
         sample_quota: ratios.told.iter().map(|t| t.quota).sum(),

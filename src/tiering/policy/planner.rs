@@ -155,7 +155,7 @@ impl<'a, 'v> Planner<'a, 'v> {
             lists,
             cursors: Vec::new(),
             taken: HashMap::new(),
-            shares: Shares::of(idle, |place| worth.is_warm(place)),
+            shares: Shares::of(idle, |place| worth.is_hot(place)),
             moves: Vec::new(),
             lasts: 0.0,
             trades: Vec::new(),

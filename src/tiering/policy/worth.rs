@@ -6,9 +6,9 @@
 //! What comes up is as hot as it is believed to be ([`Region::believed`]): where pages of one region are not alike, a lone hot one says
 //! little of the others. What gives way is as hot as it seems, and what is looked up later is compared with that.
 //!
-//! **Hot enough** to come up is what the settings' threshold says, and what stands out: counts are of windows, and of a page to which
-//! a program comes back once in two seconds, for a hundred misses, short epochs see little. What is seen several times as often as
-//! the target's memory is on average is hot all the same. Where that is of all, as in a sweep, it would be chance.
+//! **Hot enough** to come up is what the settings' threshold says, and what stands out. Short epochs see little of a page that is
+//! used once in two seconds, though each use is a hundred misses; if that is several times the average of its target's memory it is
+//! hot all the same. Where all memory is about as hot, as in a sweep, what is a little hotter is so by chance.
 
 use std::collections::HashMap;
 
@@ -23,8 +23,8 @@ use crate::units::{Bytes, NodeId, PAGE_BYTES, VirtAddr};
 /// Certainty that what goes for headroom is cold, in those of an exchange: of what one sample
 /// in each epoch looks at, three that saw nothing. What is new is so little known that it stays.
 const DOUBT: f64 = 1.5;
-/// What is below the threshold stands out if its count is so many times that of all of its target,
-/// and this share of the threshold at least.
+/// What is below the threshold stands out if its count is so many times the average of its target's memory,
+/// and this share of the threshold at least: never what is a fifth of that memory or more.
 const STANDS_OUT: f64 = 5.0;
 const THRESHOLD_LEAST: f64 = 0.4;
 /// Weight of the newest epoch in a target's load.
@@ -90,6 +90,8 @@ struct Facts {
     node: NodeId,
     is_apart: bool,
     is_empty: bool,
+    /// By the threshold alone, whatever the target's other memory is like.
+    is_hot: bool,
     is_warm: bool,
     /// Whether it is cold beyond doubt and may leave; asked only where headroom is lacking.
     is_idle: bool,
@@ -127,8 +129,10 @@ impl<'a, 'v> Worth<'a, 'v> {
                 if facts.is_warm {
                     warm += resident;
                 }
-                all.0 += f64::from(region.heat()) * resident.as_f64();
-                all.1 += resident.as_f64();
+                if region.is_known() {
+                    all.0 += f64::from(region.heat()) * resident.as_f64();
+                    all.1 += resident.as_f64();
+                }
                 for (node, pages) in region.pages().iter() {
                     let bytes = (pages * PAGE_BYTES) as f64;
                     *entry(&mut accesses, node) += facts.mean * bytes;
@@ -138,11 +142,13 @@ impl<'a, 'v> Worth<'a, 'v> {
             facts.clear();
             facts.extend(target.regions.iter().map(look_at));
             let stands_out = worth.stands_out(all.0 / all.1.max(1.0));
-            // These are near, unlike the regions, and mostly there is nothing between.
-            for (facts, region) in facts.iter_mut().zip(target.regions) {
-                if !facts.is_warm && f64::from(facts.count) >= stands_out {
-                    (facts.is_warm, facts.is_idle) = (true, false);
-                    warm += region.resident();
+            if stands_out < worth.least_count() {
+                // These are near, unlike the regions.
+                for (facts, region) in facts.iter_mut().zip(target.regions) {
+                    if !facts.is_warm && f64::from(facts.count) >= stands_out {
+                        (facts.is_warm, facts.is_idle) = (true, false);
+                        warm += region.resident();
+                    }
                 }
             }
             worth.warm += warm;
@@ -180,6 +186,7 @@ impl<'a, 'v> Worth<'a, 'v> {
             is_apart: nodes.next().is_some(),
             is_empty: node.is_none(),
             count: if region.is_known() { believed } else { 0.0 },
+            is_hot: is_warm,
             is_warm,
             is_idle: !is_warm && !self.view.lacking.is_empty() && self.is_cold(target, region),
         }
@@ -274,6 +281,12 @@ impl<'a, 'v> Worth<'a, 'v> {
     /// Whether a region is hot enough to be promoted.
     pub(super) fn is_warm(&self, place: Place) -> bool {
         self.facts(place).is_warm
+    }
+
+    /// The same by the threshold alone: what targets claim of each other's memory is not for what stands out of
+    /// little.
+    pub(super) fn is_hot(&self, place: Place) -> bool {
+        self.facts(place).is_hot
     }
 
     /// Whether a region is cold beyond doubt, where headroom is lacking, and was not moved for

@@ -12,6 +12,7 @@ use hmkeeper::sys::process::end_with_parent;
 use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::observation::NodeUsage;
+use hmkeeper::tiering::settings::Asking;
 use hmkeeper::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 use nix::sys::signal::Signal;
 
@@ -249,7 +250,7 @@ pub fn settled(node: u32) -> NodeUsage {
 /// Memory of one node.
 fn usage_of(node: u32) -> NodeUsage {
     SysResidency::new(&Root::host())
-        .nodes(false)
+        .nodes(Asking::Never)
         .expect("the nodes' memory")
         .into_iter()
         .find(|u| u.node == NodeId(node))

@@ -12,6 +12,7 @@ use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::observation::{NodeUsage, TargetId};
 use hmkeeper::tiering::plan::{Direction, Move, PageCounts, Reason};
+use hmkeeper::tiering::settings::Asking;
 use hmkeeper::units::{Bandwidth, Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -23,7 +24,9 @@ pub(crate) fn nodes() -> Option<(MutexGuard<'static, ()>, Vec<NodeUsage>)> {
         eprintln!("skipped: needs root");
         return None;
     }
-    let nodes = SysResidency::new(&Root::host()).nodes(false).unwrap();
+    let nodes = SysResidency::new(&Root::host())
+        .nodes(Asking::Never)
+        .unwrap();
     if nodes.len() < 2 {
         eprintln!("skipped: this machine has one memory node");
         return None;

@@ -19,6 +19,7 @@ use hmkeeper::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE, node_free};
 use hmkeeper::sys::process::{end_with_parent, pin_thread};
 use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
+use hmkeeper::tiering::settings::Asking;
 use hmkeeper::units::{Bytes, NodeId, PageRange, VirtAddr};
 use nix::sys::signal::Signal;
 
@@ -399,7 +400,7 @@ impl Drop for ShortLists {
 fn fill(node: NodeId) -> Buffer {
     let root = Root::host();
     let usage = || {
-        let nodes = SysResidency::new(&root).nodes(false);
+        let nodes = SysResidency::new(&root).nodes(Asking::Never);
         let mut nodes = nodes.expect("the nodes' memory").into_iter();
         nodes.find(|u| u.node == node).expect("the node")
     };
