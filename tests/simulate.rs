@@ -439,31 +439,45 @@ fn what_is_said_of_all_machines_and_programs_holds() {
     assert!(behind_oracle <= 1.1 && ahead >= 1.1, "{pairs:#?}");
 }
 
-/// Of 32 MiB that are hot another one is each half second, and pays for its moves by little.
-#[test]
-fn what_drifts_is_followed_to_the_end() {
+/// Share of the accesses that the fastest tier serves of one that has epochs of 3.3 s, under `adaptive`, from
+/// one second to another.
+fn share_while(workload: &str, machine: &str, seed: u64, (from, to): (f64, f64)) -> f64 {
     let dir = tempfile::tempdir().unwrap();
     let config = write(dir.path(), "c.toml", "[profiling]\ninterval = \"3.3s\"\n");
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let fixture = |name| fixtures.join(name).display().to_string();
-    let (machine, workload) = (fixture("dear-moves.toml"), fixture("drift.toml"));
-    for seed in ["1", "4", "6"] {
-        let mut args = vec!["--machine", &machine, "--workload", &workload, "--json"];
-        args.extend(["--policy=adaptive", "--config", &config, "--seed", seed]);
-        let output = simulate(&args);
-        assert!(output.status.success(), "{output:?}");
-        let runs: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let (machine, workload, seed) = (fixture(machine), fixture(workload), seed.to_string());
+    let mut args = vec!["--machine", &machine, "--workload", &workload, "--json"];
+    args.extend(["--policy=adaptive", "--config", &config, "--seed", &seed]);
+    let output = simulate(&args);
+    assert!(output.status.success(), "{output:?}");
+    let runs: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let epochs = runs[0]["epochs"].as_array().unwrap().iter();
+    let then = epochs.filter(|e| (from..to).contains(&number(e, "at")));
+    let (mut fast, mut all) = (0.0, 0.0);
+    for epoch in then {
+        let accesses = epoch["tier_accesses"].as_array().unwrap();
+        fast += accesses[0].as_f64().unwrap();
+        all += accesses.iter().filter_map(Value::as_f64).sum::<f64>();
+    }
+    fast / all
+}
+
+/// Of 32 MiB that are hot another one is each half second, and pays for its moves by little.
+#[test]
+fn what_drifts_is_followed_to_the_end() {
+    for seed in [1, 4, 6] {
         for (from, to) in [(10.0, 20.0), (20.0, 30.0), (30.0, 40.0), (40.0, f64::MAX)] {
-            let epochs = runs[0]["epochs"].as_array().unwrap().iter();
-            let then = epochs.filter(|e| (from..to).contains(&number(e, "at")));
-            let (mut fast, mut all) = (0.0, 0.0);
-            for epoch in then {
-                let accesses = epoch["tier_accesses"].as_array().unwrap();
-                fast += accesses[0].as_f64().unwrap();
-                all += accesses.iter().filter_map(Value::as_f64).sum::<f64>();
-            }
-            let share = fast / all;
+            let share = share_while("drift.toml", "dear-moves.toml", seed, (from, to));
             assert!(share > 0.5, "seed {seed}, from {from} s: {share}");
         }
     }
+}
+
+/// Windows see little of pages that are used once a second.
+#[test]
+fn what_is_seldom_used_is_followed_if_it_stands_out() {
+    let share = |seed| share_while("visits-drift.toml", "visits.toml", seed, (8.0, 29.0));
+    let mean = (1..=8).map(share).sum::<f64>() / 8.0;
+    assert!(mean > 0.66, "{mean}");
 }
