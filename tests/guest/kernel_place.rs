@@ -19,14 +19,13 @@ use hmkeeper::sys::targets::SysTargets;
 use hmkeeper::sys::topology::SysTopology;
 use hmkeeper::tiering::observation::{Exclusion, TargetId};
 use hmkeeper::tiering::plan::{Move, PageCounts, Sweep};
-use hmkeeper::tiering::settings::Asking;
 use hmkeeper::units::{
     Bandwidth, Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr,
 };
 
 use crate::place::{
     Fork, Pinned, Setting, asked, buffer_on, check_content, count, huge_bytes, limits, move_all,
-    moved, nodes, pages, touch, us,
+    moved, nodes, pages, touch, us, usage,
 };
 
 #[test]
@@ -154,12 +153,7 @@ fn a_full_destination_is_data_and_keeps_its_reserve() {
     let to = to.node;
     let others = nodes.iter().filter(|n| n.node != to);
     let from = others.max_by_key(|n| n.free).unwrap().node;
-    let usage = |node| {
-        let all = SysResidency::new(&Root::host())
-            .nodes(Asking::Never)
-            .unwrap();
-        *all.iter().find(|n| n.node == node).unwrap()
-    };
+    let usage = |node| *usage().iter().find(|n| n.node == node).unwrap();
     // What the kernel frees of the page cache meanwhile would be room as well.
     let _ = std::fs::write("/proc/sys/vm/drop_caches", "3");
     let now = usage(to);

@@ -24,14 +24,18 @@ pub(crate) fn nodes() -> Option<(MutexGuard<'static, ()>, Vec<NodeUsage>)> {
         eprintln!("skipped: needs root");
         return None;
     }
-    let nodes = SysResidency::new(&Root::host())
-        .nodes(Asking::Never)
-        .unwrap();
+    let nodes = usage();
     if nodes.len() < 2 {
         eprintln!("skipped: this machine has one memory node");
         return None;
     }
     Some((guard, nodes))
+}
+
+/// Memory of each node now.
+pub(crate) fn usage() -> Vec<NodeUsage> {
+    let mut residency = SysResidency::new(&Root::host());
+    residency.nodes(Asking::Never).unwrap()
 }
 
 pub(crate) fn us() -> Pid {
