@@ -68,6 +68,27 @@ fn idle_nodes_answer_alike_each_time() {
 }
 
 #[test]
+fn left_to_us_nodes_are_asked_again_only_when_that_costs_little() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if Preset::here().is_none() {
+        return;
+    }
+    let root = Root::host();
+    let tiers = SysTopology::new(&root, None).read().unwrap();
+    let mut residency = SysResidency::new(&root).probing(tiers);
+    let mut answers = |asking| {
+        let nodes = residency.nodes(asking).unwrap();
+        nodes.iter().filter(|u| u.latency.is_some()).count()
+    };
+    let all = charged(true, || answers(Asking::Auto));
+    assert!(all > 1, "{all} nodes");
+    // Here it takes milliseconds, and a 400th of the time would be seconds.
+    assert_eq!(answers(Asking::Auto), 0);
+    assert_eq!(answers(Asking::Always), all);
+    assert_eq!(answers(Asking::Never), 0);
+}
+
+#[test]
 fn a_node_whose_bandwidth_is_used_answers_late() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     if Preset::here().is_none() {

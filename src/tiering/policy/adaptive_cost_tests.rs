@@ -138,3 +138,21 @@ fn what_stands_out_is_hot_enough_and_what_is_like_the_others_is_not() {
     assert_eq!(moved(0.2, 0.5), 0, "a little hotter, as some always are");
     assert_eq!(moved(0.0, 0.25), 0, "next to nothing was seen of it");
 }
+
+#[test]
+fn what_is_unknown_is_neither_hot_nor_what_others_stand_out_of() {
+    let mut all = regions(&[(0.2, 0), (0.2, 0), (0.2, 0), (0.5, 3)]);
+    let mut unknown = regions(&[(0.0, 0)]).remove(0);
+    unknown.was_never_seen();
+    all.extend(std::iter::repeat_n(unknown, 30));
+    let moves = testing::decide(&mut adaptive(), Scene::of(&all, [100; 4]), ALL);
+    assert!(moves.is_empty(), "{moves:?}");
+    let mut one = regions(&[(3.0, 3)]);
+    one[0].was_never_seen();
+    let mut all_may = Adaptive::new(AdaptiveSettings {
+        promotion_threshold: 0.0,
+        ..AdaptiveSettings::default()
+    });
+    let moves = testing::decide(&mut all_may, Scene::of(&one, [100; 4]), ALL);
+    assert!(moves.is_empty(), "{moves:?}");
+}

@@ -23,6 +23,11 @@ impl Region {
         }
     }
 
+    /// The same, of which nothing is known.
+    pub(crate) fn was_never_seen(&mut self) {
+        self.seen = false;
+    }
+
     /// The same with its hotness resting on so many samples.
     pub(crate) fn rest_on(&mut self, samples: f32) {
         self.evidence = samples;
