@@ -25,8 +25,9 @@ pub(crate) const TICKS_PER_SECOND: f64 = 100.0;
 /// Threads of the kernel that watch, demote and make room.
 const KERNEL_THREADS: [&str; 3] = ["kdamond", "kswapd", "kcompactd"];
 
-/// So many of the times that the daemon speaks of pass before it is asked.
-const UNASKED_TIMES: u32 = 3;
+/// A daemon is not asked for shares in the first seconds: were it to answer while it does most for
+/// the first time, its first epochs would be long ones.
+const UNASKED: Duration = Duration::from_secs(9);
 
 /// One workload under one system, as the host asks for it.
 #[derive(Clone, Debug, PartialEq)]
@@ -149,8 +150,7 @@ fn told_shares(
     let Some(mut told) = system.told(pid)? else {
         return Ok(times);
     };
-    // A daemon that has to answer while it does most for the first time begins with long epochs.
-    let (began, start) = (Instant::now(), told.of * UNASKED_TIMES);
+    let began = Instant::now();
     // It speaks of the time up to the end of its last epoch: counters are read at such ends, which are
     // seen when it is asked twice in a row. To answer costs it samples, so it is left alone until
     // a quarter of an epoch before the end that is wanted.
@@ -158,7 +158,7 @@ fn told_shares(
     let mut epochs = None;
     while !is_over.load(Ordering::Relaxed) {
         let is_early = |(_, at): &(Counts, Instant)| at.elapsed() + told.epoch / 4 < told.of;
-        if began.elapsed() < start || since.as_ref().is_some_and(is_early) {
+        if began.elapsed() < UNASKED || since.as_ref().is_some_and(is_early) {
             std::thread::sleep(Duration::from_millis(50));
             epochs = None;
             continue;
