@@ -80,12 +80,17 @@ const RULES: &[Rule] = &[
     },
     Rule {
         module: "telemetry",
-        may: &["units", "tiering", "ports", "telemetry"],
+        may: &["units", "tiering", "ports", "clients", "telemetry"],
         never: &["tiering::engine", "tiering::policy", "procfs", "libc"],
     },
     Rule {
+        module: "clients",
+        may: &[],
+        never: &["procfs", "nix"],
+    },
+    Rule {
         module: "control",
-        may: &["units", "telemetry", "control"],
+        may: &["units", "clients", "telemetry", "control"],
         never: &["procfs", "libc"],
     },
     Rule {

@@ -79,7 +79,7 @@ pub(super) async fn run(
             healthy: Arc::new(move || heart.is_alive(Instant::now())),
         };
         let end = stop.clone().cancelled_owned();
-        tokio::spawn(log_end("metrics", http::serve(listener, source, end)));
+        tokio::spawn(http::serve(listener, source, end));
     }
     tokio::spawn(watch(Arc::clone(&service), stop.clone()));
     notify(&[NotifyState::Ready]);
