@@ -69,19 +69,24 @@ const RULES: &[Rule] = &[
     },
     Rule {
         module: "record",
-        may: &["units", "tiering", "ports", "record"],
+        may: &["units", "tiering", "ports", "files", "record"],
         never: &["tokio", "procfs", "libc"],
     },
     // The specification of a target and of the loop are parameter structs too.
     Rule {
         module: "config",
-        may: &["units", "tiering", "ports", "epoch", "config"],
+        may: &["units", "tiering", "ports", "epoch", "files", "config"],
         never: &["tiering::engine", "tokio", "procfs", "libc"],
     },
     Rule {
         module: "telemetry",
         may: &["units", "tiering", "ports", "clients", "telemetry"],
         never: &["tiering::engine", "tiering::policy", "procfs", "libc"],
+    },
+    Rule {
+        module: "files",
+        may: &[],
+        never: &["tokio", "procfs", "libc", "nix"],
     },
     Rule {
         module: "clients",

@@ -17,6 +17,7 @@ use tracing::warn;
 
 use super::{Call, LINE_MAX, Reply, Request};
 use crate::clients::{self, Busy};
+use crate::units::text::printable;
 
 /// Clients at once; more wait for a place, and one that asks nothing gives its
 /// own up.
@@ -157,7 +158,11 @@ async fn client(stream: UnixStream, calls: mpsc::Sender<Call>, busy: Busy) -> io
         } else {
             match serde_json::from_slice::<Request>(&line) {
                 Ok(request) => busy.during(ask(&calls, request)).await,
-                Err(e) => Reply::failed(2, format!("not a request: {e}; see docs/control.md")),
+                Err(e) => {
+                    let what = e.to_string();
+                    let what = printable(&what);
+                    Reply::failed(2, format!("not a request: {what}; see docs/control.md"))
+                }
             }
         };
         let mut text = serde_json::to_vec(&reply)?;

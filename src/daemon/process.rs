@@ -8,6 +8,7 @@ use procfs::process::Process;
 use crate::sys::pagemap::is_gone;
 use crate::sys::root::Root;
 use crate::units::Pid;
+use crate::units::text::printable;
 
 /// `PF_KTHREAD` of `include/linux/sched.h`, in field 9 of `/proc/PID/stat`.
 const PF_KTHREAD: u32 = 0x0020_0000;
@@ -38,7 +39,7 @@ pub enum NoTarget {
     Unreadable(Pid, String),
 }
 
-/// The command's name of a process that can be watched.
+/// The command's name of a process that can be watched, as it is shown.
 ///
 /// # Errors
 /// When it cannot.
@@ -76,7 +77,7 @@ pub fn check(root: &Root, pid: Pid) -> Result<String, NoTarget> {
         }
         Ok(_) => {}
     }
-    Ok(stat.comm)
+    Ok(printable(&stat.comm).into_owned())
 }
 
 #[cfg(test)]

@@ -318,8 +318,8 @@ fn refused(error: &DaemonError) -> Reply {
     let DaemonError::Config(ConfigError::Faults(faults)) = error else {
         return Reply::failed(error.code(), error.to_string());
     };
-    let lines: Vec<String> = faults.to_string().lines().map(str::to_owned).collect();
-    let summary = match lines.len() {
+    let lines: Vec<String> = faults.lines().collect();
+    let summary = match faults.count() {
         1 => "the configuration has a fault; the old one stays in force".to_owned(),
         count => format!("the configuration has {count} faults; the old one stays in force"),
     };

@@ -24,6 +24,7 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::{Deserialize, Serialize};
 
 use super::sound;
+use crate::files;
 use crate::ports::Recorder;
 use crate::tiering::observation::Observation;
 use crate::tiering::settings::EngineSettings;
@@ -142,7 +143,7 @@ impl Reader {
     /// # Errors
     /// When it cannot be read or is not of this format.
     pub fn open(file: &Path) -> Result<Self, RecordError> {
-        let opened = File::open(file).and_then(|f| Ok((f.metadata()?.len(), f)));
+        let opened = files::open(file).and_then(|f| Ok((f.metadata()?.len(), f)));
         let (length, opened) = opened.map_err(|e| failed(file, e))?;
         Self::of(file, opened, length)
     }

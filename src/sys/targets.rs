@@ -26,6 +26,7 @@ use super::root::Root;
 use crate::ports::{PortError, Selector, TargetEvent, TargetSpec, Targets};
 use crate::tiering::observation::{Share, TargetId, TargetMap};
 use crate::tiering::tier::TierTable;
+use crate::units::text::printable;
 use crate::units::{Nanos, NodeId, PageRange, Pid};
 
 mod attributes;
@@ -436,7 +437,7 @@ fn entry(at: usize) -> u32 {
 }
 
 fn name(spec: &TargetSpec, stat: &Stat) -> Arc<str> {
-    spec.name.as_deref().unwrap_or(&stat.comm).into()
+    printable(spec.name.as_deref().unwrap_or(&stat.comm)).into()
 }
 
 impl Targets for SysTargets {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{ShareStatus, Status, TargetStatus, excluded, explained, held, paging_rests};
 use crate::tiering::plan::Direction;
 use crate::units::Bytes;
+use crate::units::text::printable;
 
 /// Columns of the text: it fits any terminal of this width.
 pub const WIDTH: usize = 100;
@@ -24,12 +25,12 @@ impl Status {
         writeln!(
             out,
             "hmkeeper {}, up {}, epoch {} of {}, sampler {}, policy {}",
-            self.version,
+            printable(&self.version),
             age(self.uptime_seconds),
             self.epoch,
             age(self.interval_seconds),
-            self.sampler,
-            self.policy
+            printable(&self.sampler),
+            printable(&self.policy)
         )?;
         if self.epoch_seconds > self.interval_seconds {
             writeln!(
@@ -104,7 +105,7 @@ impl Status {
             )?;
         }
         if !self.absent.is_empty() {
-            writeln!(out, "\nnot there: {}", self.absent.join(", "))?;
+            writeln!(out, "\nnot there: {}", printable(&self.absent.join(", ")))?;
         }
         Ok(())
     }
@@ -253,8 +254,9 @@ impl TargetStatus {
 
 /// At most `width` characters.
 fn cut(text: &str, width: usize) -> String {
+    let text = printable(text);
     if text.chars().count() <= width {
-        return text.to_owned();
+        return text.into_owned();
     }
     text.chars().take(width - 1).chain("…".chars()).collect()
 }
@@ -324,6 +326,20 @@ db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed
 not there: absent
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_name_forges_no_line() {
+        let mut status = status();
+        let evil = "a\n\u{1b}[2J\u{9b}\u{202e}x";
+        let lines = status.text().lines().count();
+        status.targets[0].name = evil.into();
+        status.tiers[0].name = evil.into();
+        status.absent = vec![evil.into()];
+        status.version = evil.into();
+        let text = status.text();
+        assert_eq!(text.lines().count(), lines, "{text:?}");
+        assert_eq!(crate::units::text::printable_lines(&text), text);
     }
 
     #[test]
