@@ -4,7 +4,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
-use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Call, LINE_MAX, Reply, Request};
+use super::{Call, LINE_MAX, Reply, Request, client as caller};
 use crate::clients::{self, Busy};
 use crate::units::text::printable;
 
@@ -82,7 +82,11 @@ impl Socket {
             Ok(meta) if !meta.file_type().is_socket() => {
                 return Err(BindError::NotASocket(path.to_owned()));
             }
-            Ok(_) => match StdStream::connect(path) {
+            // A stopped daemon's queue may be full.
+            Ok(_) => match caller::connect(path, Duration::from_millis(1)) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(BindError::Live(path.to_owned()));
+                }
                 Ok(_) => return Err(BindError::Live(path.to_owned())),
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
                     fs::remove_file(path).map_err(failed)?;
