@@ -29,6 +29,7 @@ use crate::units::Pid;
 
 mod error;
 mod heart;
+mod inbox;
 pub mod process;
 mod service;
 mod worker;
