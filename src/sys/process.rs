@@ -98,6 +98,19 @@ pub fn catch_end_signals(tell: impl Fn(Signal) + Send + 'static) -> io::Result<(
     Ok(())
 }
 
+/// Keeps a signal from doing anything.
+///
+/// # Errors
+/// `EINVAL` when there is none of this number, or it cannot be ignored.
+pub fn ignore(signal: i32) -> io::Result<()> {
+    // SAFETY: SIG_IGN installs no handler, so that no code of ours runs in one.
+    let before = unsafe { libc::signal(signal, libc::SIG_IGN) };
+    if before == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Lets this process have as many descriptors as it may: each target takes a few.
 ///
 /// # Errors
