@@ -331,3 +331,38 @@ fn clients_of_the_control_socket_do_not_end_the_loop() {
         drop(crowd);
     }
 }
+
+#[test]
+fn a_stopped_daemon_is_named_within_seconds() {
+    use nix::sys::signal::{Signal, kill};
+    let server = Server::start();
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(server.child.id()).unwrap());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let socket = server.socket.to_str().unwrap();
+    for args in [
+        &["status"][..],
+        &["attach", "1"],
+        &["detach", "1"],
+        &["pause"],
+        &["resume"],
+        &["reload"],
+    ] {
+        let began = Instant::now();
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_hmkeeper"))
+            .args(args)
+            .args(["--socket", socket])
+            .output()
+            .unwrap();
+        let took = began.elapsed();
+        // What is above 3 s is this host's: it was 121 s.
+        assert!(took < Duration::from_secs(20), "{args:?}: {took:?}");
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        let named = format!("hmkeeper (pid {pid}) does not answer within 3 s");
+        assert!(text.contains(&named), "{text}");
+        assert!(text.contains("kill -CONT"), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+    kill(pid, Signal::SIGCONT).unwrap();
+    assert!(server.end());
+}
