@@ -87,6 +87,7 @@ fn observation(turn: u64, bytes: u64, cpus: u64, samples: Vec<Sample>) -> Observ
             id: TargetId(0),
             pid: Pid(1),
             name: "bench".into(),
+            sharers: 0,
             kind: TargetKind::Generic,
             eligible: PageRange::new(VirtAddr(0), VirtAddr(bytes))
                 .into_iter()

@@ -15,7 +15,7 @@
 //! interval that was missed is not caught up with; an epoch of which three quarters would be over begins anew.
 
 use crate::ports::{
-    Calibration, Families, FolioPace, PortError, Ports, Recorder, SamplerKind, TargetEvent,
+    Calibration, FolioPace, PortError, Ports, Recorder, SamplerKind, Sharing, TargetEvent,
     TargetSpec, Threads, Wake,
 };
 use crate::tiering::engine::Engine;
@@ -134,7 +134,7 @@ pub struct EpochLoop {
     /// watched.
     hurry: bool,
     recorder: Option<Box<dyn Recorder>>,
-    families: Families,
+    sharing: Sharing,
 }
 
 impl EpochLoop {
@@ -163,7 +163,7 @@ impl EpochLoop {
             forgotten: Vec::new(),
             hurry: true,
             recorder: None,
-            families: Families::default(),
+            sharing: Sharing::default(),
         };
         this.clocks.kernel = this.ports.sampler.kernel_cpu_time();
         this.clocks.idle = this.ports.clock.idle_time();
@@ -460,11 +460,12 @@ impl EpochLoop {
         events: &mut Vec<TargetEvent>,
     ) -> Result<Observation, PortError> {
         let targets = self.ports.targets.read(events)?;
-        let families = Families::of(&targets);
-        if families != self.families {
-            self.ports.sampler.relate(&families);
-            self.ports.mover.relate(&families);
-            self.families = families;
+        let sharing = self.ports.targets.sharing();
+        if sharing != self.sharing {
+            self.ports.sampler.relate(&sharing);
+            self.ports.residency.relate(&sharing);
+            self.ports.mover.relate(&sharing);
+            self.sharing = sharing;
         }
         let mut residency: Vec<RangeResidency> = Vec::new();
         let before = self.ports.clock.thread_cpu_time();

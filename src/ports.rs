@@ -1,18 +1,17 @@
 //! The seam between deciding and the machine: each trait is implemented by
 //! [`sys`](crate::sys) over the kernel and by [`sim`](crate::sim) over a model.
 
-use std::collections::BTreeMap;
 use std::io;
 
 use crate::tiering::observation::{
-    AccessSet, NodeUsage, Observation, RangeResidency, Sample, TargetKind, TargetMap,
+    AccessSet, NodeUsage, Observation, RangeResidency, Sample, TargetId, TargetKind, TargetMap,
 };
 use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Swap};
 use crate::tiering::plan::{Move, MoveOutcome, Reclaim, Sweep};
 use crate::tiering::settings::{Asking, EngineSettings};
 use crate::tiering::tier::TierTable;
 use crate::tiering::windows::SHORTEST_AT_ONCE;
-use crate::units::{Bandwidth, Bytes, Nanos, PageRange, Pid};
+use crate::units::{Bandwidth, Bytes, Nanos, PageRange, Pid, VirtAddr};
 
 /// How a port failed as a whole. What happens to single pages or processes is
 /// data and never comes this way.
@@ -171,26 +170,54 @@ pub enum TargetEvent {
     },
 }
 
-/// Processes that one `[[targets]]` found, with the same nodes allowed: what only they
-/// share is theirs to move.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Families(Vec<Vec<Pid>>);
+/// One process's way to memory that several page tables map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    /// The process.
+    pub pid: Pid,
+    /// Addresses of the pool that it maps.
+    pub range: PageRange,
+    /// What is added, modulo 2^64, to an address of the pool to have it in this process.
+    pub shift: u64,
+}
 
-impl Families {
-    /// Of these targets: families of two and more.
-    pub fn of(targets: &[TargetMap]) -> Self {
-        let mut families: BTreeMap<_, Vec<Pid>> = BTreeMap::new();
-        for target in targets {
-            let key = (target.share.entry, target.allowed_nodes.as_ref());
-            families.entry(key).or_default().push(target.pid);
-        }
-        Self(families.into_values().filter(|f| f.len() > 1).collect())
+impl View {
+    /// Where a page of the pool is in this process.
+    #[must_use]
+    pub fn locate(&self, addr: VirtAddr) -> VirtAddr {
+        VirtAddr(addr.0.wrapping_add(self.shift))
+    }
+}
+
+/// Memory that several page tables map, watched and moved as one target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Its target.
+    pub target: TargetId,
+    /// All ways to it. A page is looked at through the first one that has it.
+    pub views: Vec<View>,
+}
+
+/// All pools, by target.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sharing(Vec<Pool>);
+
+impl Sharing {
+    /// Of these pools.
+    pub fn of(mut pools: Vec<Pool>) -> Self {
+        pools.sort_by_key(|pool| pool.target);
+        Self(pools)
     }
 
-    /// That of a process, itself among them; `None` where it is alone.
-    pub fn of_process(&self, pid: Pid) -> Option<&[Pid]> {
-        let family = self.0.iter().find(|family| family.contains(&pid))?;
-        Some(family)
+    /// All of them, by target.
+    pub fn pools(&self) -> &[Pool] {
+        &self.0
+    }
+
+    /// The ways to a target's memory; `None` where it is a process.
+    pub fn views(&self, target: TargetId) -> Option<&[View]> {
+        let at = self.0.binary_search_by_key(&target, |pool| pool.target);
+        Some(&self.0[at.ok()?].views)
     }
 }
 
@@ -203,6 +230,10 @@ pub trait Targets {
     /// # Errors
     /// Only when `/proc` itself cannot be read; a vanished process is an event.
     fn read(&mut self, events: &mut Vec<TargetEvent>) -> Result<Vec<TargetMap>, PortError>;
+    /// The ways to what several of the targets that were read last share.
+    fn sharing(&self) -> Sharing {
+        Sharing::default()
+    }
 }
 
 /// Which mechanism tells accessed pages apart.
@@ -276,8 +307,8 @@ pub trait AccessSampler {
     fn take_set_again(&mut self) -> u64 {
         0
     }
-    /// Which processes belong together from now on.
-    fn relate(&mut self, _families: &Families) {}
+    /// What is shared from now on.
+    fn relate(&mut self, _sharing: &Sharing) {}
     /// What its verdicts can and cannot tell, in one honest line.
     fn resolution(&self) -> String {
         String::new()
@@ -310,6 +341,8 @@ pub trait Residency {
     /// Memory per node now, and if asked for how late each answers: with [`Asking::Auto`] only as often
     /// as that costs little, and `None` of all nodes in the epochs between.
     fn nodes(&mut self, asks_latency: Asking) -> Result<Vec<NodeUsage>, PortError>;
+    /// What is shared from now on.
+    fn relate(&mut self, _sharing: &Sharing) {}
 }
 
 /// Tells which tiers there are.
@@ -359,8 +392,8 @@ pub trait PageMover {
     fn apply(&mut self, moves: &[Move], limits: MoveLimits) -> Result<MoveOutcome, PortError>;
     /// Page cache that may make room for the moves that are applied next, for these alone.
     fn may_reclaim(&mut self, _cache: &[Reclaim]) {}
-    /// Which processes belong together from now on.
-    fn relate(&mut self, _families: &Families) {}
+    /// What is shared from now on.
+    fn relate(&mut self, _sharing: &Sharing) {}
     /// CPU time spent moving since the start, on all threads.
     fn cpu_time(&self) -> Nanos;
     /// What it has learnt of small folios and of huge ones; `None` where that is not

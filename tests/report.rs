@@ -329,6 +329,7 @@ fn a_picture_does_not_grow_with_its_recording() {
         id: TargetId(id),
         pid: Pid(100 + i32::try_from(id).unwrap()),
         name: format!("t{id}").into(),
+        sharers: 0,
         kind: TargetKind::Generic,
         // Mappings with gaps between, a new one in each epoch.
         eligible: (0..40 + at % 7)

@@ -134,6 +134,7 @@ impl Ours {
                 id: TARGET,
                 pid: Pid(1),
                 name: "bench".into(),
+                sharers: 0,
                 kind: TargetKind::Generic,
                 eligible: whole().into_iter().collect(),
                 cpu_time: Nanos(cpu.0 * self.epoch),

@@ -41,6 +41,7 @@ pub(super) fn observation(at: u64) -> Observation {
         id: TargetId(3),
         pid: Pid(42),
         name: "db".into(),
+        sharers: 0,
         kind: TargetKind::Generic,
         eligible: vec![range],
         cpu_time: Nanos(5),

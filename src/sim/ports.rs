@@ -83,6 +83,7 @@ impl Targets for SimTargets {
                 id: process.id,
                 pid: process.pid,
                 name: process.name.clone(),
+                sharers: 0,
                 kind: TargetKind::Generic,
                 eligible: vec![process.range],
                 cpu_time: cpu_time(process, machine.now),

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::pagemap::{self, Entry, Pagemap, Pfn};
 use super::root::Root;
-use super::sharers::Sharers;
-use crate::ports::Families;
+use super::sharers::{Asked, Sharers};
+use crate::ports::Sharing;
 use crate::tiering::observation::{Sample, TargetId};
 use crate::units::Pid;
 
@@ -36,9 +36,11 @@ pub(super) struct Frames {
     /// The samples that are being read.
     wanted: Vec<usize>,
     span: Vec<Entry>,
+    via: Vec<usize>,
     sharers: Sharers,
-    /// Of pages that others map too, whether these are all of their family.
-    own: HashMap<(Pid, Pfn), bool>,
+    asked: Asked,
+    /// Of pages of a pool that several map, whether nobody outside of it does.
+    own: HashMap<(TargetId, Pfn), bool>,
 }
 
 impl Frames {
@@ -50,8 +52,19 @@ impl Frames {
             entries: Vec::new(),
             wanted: Vec::new(),
             span: Vec::new(),
+            via: Vec::new(),
             sharers: Sharers::new(root),
+            asked: Asked::Several,
             own: HashMap::new(),
+        }
+    }
+
+    /// Of a pool only what the process has by which it is known: the sampler sees no other's
+    /// accesses.
+    pub(super) fn of_one(root: &Root) -> Self {
+        Self {
+            asked: Asked::First,
+            ..Self::new(root)
         }
     }
 
@@ -65,23 +78,23 @@ impl Frames {
         &self.entries
     }
 
-    /// Which processes belong together from now on.
-    pub(super) fn relate(&mut self, families: &Families) {
-        self.sharers.relate(families);
+    /// What is shared from now on.
+    pub(super) fn relate(&mut self, sharing: &Sharing) {
+        self.sharers.relate(sharing);
         self.own.clear();
     }
 
-    /// Whether somebody maps the page behind a sample who is not of its process's family.
-    /// What was found of a page holds for as long as the samples stay.
+    /// Whether somebody maps the page behind a sample who is not of its target. What was found
+    /// of a page holds for as long as the samples stay.
     pub(super) fn is_shared(&mut self, index: usize) -> bool {
         let (sample, entry) = (self.samples[index], self.entries[index]);
         let Some(pfn) = entry.pfn().filter(|_| !entry.exclusive()) else {
             return !entry.exclusive();
         };
         let sharers = &mut self.sharers;
-        !*self.own.entry((sample.pid, pfn)).or_insert_with(|| {
+        !*self.own.entry((sample.target, pfn)).or_insert_with(|| {
             let mut own = Vec::new();
-            sharers.find_own(sample.pid, sample.addr.page_index(), &[entry], &mut own);
+            sharers.find_own(sample.target, sample.addr.page_index(), &[entry], &mut own);
             own == [true]
         })
     }
@@ -157,13 +170,18 @@ impl Frames {
         let first = self.samples[begin].addr.page_index();
         // Samples come sorted, so the last is the highest.
         let pages = self.samples[end].addr.page_index() - first + 1;
+        let pages = usize::try_from(pages).unwrap_or(0);
+        let target = self.samples[begin].target;
         let mut count = 0;
-        if let Some(map) = self.maps.get_mut(&self.samples[begin].target)
+        self.span.clear();
+        self.span.resize(pages, Entry::default());
+        if self.sharers.is_pool(target) {
+            let (span, via) = (&mut self.span, &mut self.via);
+            self.sharers.gather(target, first, self.asked, span, via);
+            count = pages;
+        } else if let Some(map) = self.maps.get_mut(&target)
             && let Some(open) = &map.open
         {
-            self.span.clear();
-            self.span
-                .resize(usize::try_from(pages).unwrap_or(0), Entry::default());
             // One process's trouble is not the others': its samples are unknown.
             count = open
                 .read_into(first, &mut self.span)
@@ -174,6 +192,7 @@ impl Frames {
             if count == 0 {
                 map.open = None;
             }
+            self.sharers.hide(map.pid, first, &mut self.span[..count]);
         }
         for &index in span {
             let at = self.samples[index].addr.page_index() - first;

@@ -15,8 +15,9 @@ use super::large_folios::smallest_anonymous_order;
 use super::move_pages::{self, Status};
 use super::pagemap::{self, Entry, Pagemap, Pfn, PfnNodes};
 use super::root::Root;
-use super::sharers::Sharers;
-use crate::ports::Families;
+use super::sharers::{Asked, Sharers};
+use crate::ports::Sharing;
+use crate::tiering::observation::TargetId;
 use crate::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PAGE_SHIFT, PageRange, Pid, VirtAddr};
 
 /// Pages looked at in one read: 32 KiB of page map.
@@ -53,8 +54,8 @@ enum Want {
 pub(super) enum Mappers {
     /// This process alone.
     Alone,
-    /// Others of its family, and nobody else.
-    Family,
+    /// Others of the pool, and nobody else.
+    Pool,
     /// Others too, as far as we know.
     Others,
 }
@@ -63,16 +64,35 @@ impl Mappers {
     fn of(exclusive: bool, own: bool) -> Self {
         match (exclusive, own) {
             (true, _) => Self::Alone,
-            (false, true) => Self::Family,
+            (false, true) => Self::Pool,
             (false, false) => Self::Others,
         }
     }
+}
+
+/// Whose pages are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Whose {
+    /// A process, or a pool that is known by one.
+    pub(super) target: TargetId,
+    /// The process.
+    pub(super) pid: Pid,
+}
+
+/// A page in the page table through which it is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Whose page table.
+    pub(super) pid: Pid,
+    /// The address there.
+    pub(super) addr: VirtAddr,
 }
 
 /// A page that is present.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     addr: VirtAddr,
+    place: Place,
     node: NodeId,
     mappers: Mappers,
     /// Where they were read.
@@ -86,11 +106,13 @@ struct Page {
 pub(super) struct Found {
     /// Its first page within the range.
     pub(super) addr: VirtAddr,
+    /// Where that is to be moved.
+    pub(super) place: Place,
     /// Where it is.
     pub(super) node: NodeId,
     /// Pages of 4 KiB within the range.
     pub(super) pages: u64,
-    /// Whether others of its family map it.
+    /// Whether several processes of its pool map it.
     pub(super) shared: bool,
 }
 
@@ -108,8 +130,10 @@ pub(super) struct Locator {
     uses_left: u32,
     entries: Vec<Entry>,
     sharers: Sharers,
-    /// Which of `entries` only a family maps; empty: none.
+    /// Which of `entries` only a pool maps; empty: none.
     own: Vec<bool>,
+    /// Through which of its views each is seen; empty: they are a process's.
+    via: Vec<usize>,
     /// Flags of the run of frames under way.
     frames: Vec<Option<Flags>>,
     /// A zero page that was met.
@@ -132,6 +156,7 @@ impl Locator {
             entries: Vec::new(),
             sharers: Sharers::new(root),
             own: Vec::new(),
+            via: Vec::new(),
             frames: Vec::new(),
             zero: None,
             order: None,
@@ -151,9 +176,9 @@ impl Locator {
         self.sharers.let_go();
     }
 
-    /// Which processes belong together from now on.
-    pub(super) fn relate(&mut self, families: &Families) {
-        self.sharers.relate(families);
+    /// What is shared from now on.
+    pub(super) fn relate(&mut self, sharing: &Sharing) {
+        self.sharers.relate(sharing);
     }
 
     fn map_of(&mut self, pid: Pid) -> io::Result<Arc<Pagemap>> {
@@ -178,7 +203,7 @@ impl Locator {
     /// that has ended has no pages.
     fn pages(
         &mut self,
-        pid: Pid,
+        whose: Whose,
         range: PageRange,
         want: Want,
         mut each: impl FnMut(Page) -> ControlFlow<()>,
@@ -192,7 +217,8 @@ impl Locator {
         if want == Want::Folios && self.order.as_ref().is_none_or(is_old) {
             self.order = Some((smallest_anonymous_order(&self.root), Instant::now()));
         }
-        let map = match self.map_of(pid) {
+        let is_pool = self.sharers.is_pool(whose.target);
+        let map = match self.map_of(whose.pid) {
             Ok(map) => map,
             Err(e) if pagemap::is_gone(&e) => return Ok(()),
             Err(e) => return Err(e),
@@ -203,25 +229,30 @@ impl Locator {
                 .checked_add(Bytes::from_pages(CHUNK_PAGES))
                 .map_or(range.end(), |e| e.min(range.end()));
             // Huge pages first, each by one entry, and what lies between them.
-            for huge in self.huge_pages(&map, at, end, want) {
-                if self.chunk(pid, &map, at, huge, want, &mut each)?.is_break() {
+            let huge_pages = if is_pool {
+                Vec::new()
+            } else {
+                self.huge_pages(&map, at, end, want)
+            };
+            for huge in huge_pages {
+                if (self.chunk(whose, &map, at, huge, want, &mut each)?).is_break() {
                     return Ok(());
                 }
                 let Some(after) = huge.checked_add(Bytes(HUGE_PAGE_BYTES)) else {
                     return Ok(());
                 };
                 at = after;
-                let placed = self.huge_page(&map, huge)?;
+                let placed = self.huge_page(whose.pid, &map, huge)?;
                 let flow = match placed {
                     Some(page) => each(page),
                     // Moved, split or gone since it was told of.
-                    None => self.chunk(pid, &map, huge, after, want, &mut each)?,
+                    None => self.chunk(whose, &map, huge, after, want, &mut each)?,
                 };
                 if flow.is_break() {
                     return Ok(());
                 }
             }
-            if self.chunk(pid, &map, at, end, want, &mut each)?.is_break() {
+            if (self.chunk(whose, &map, at, end, want, &mut each)?).is_break() {
                 return Ok(());
             }
             at = end;
@@ -264,7 +295,7 @@ impl Locator {
     }
 
     /// A huge page by its first entry; `None` if more has to be known.
-    fn huge_page(&mut self, map: &Pagemap, addr: VirtAddr) -> io::Result<Option<Page>> {
+    fn huge_page(&mut self, pid: Pid, map: &Pagemap, addr: VirtAddr) -> io::Result<Option<Page>> {
         let mut first = [Entry::default()];
         map.read_into(addr.page_index(), &mut first)?;
         let entry = first[0];
@@ -273,6 +304,7 @@ impl Locator {
         Ok(placed.filter(|_| entry.exclusive()).and_then(|pfn| {
             Some(Page {
                 addr,
+                place: Place { pid, addr },
                 node: self.nodes.node(pfn)?,
                 mappers: Mappers::Alone,
                 frame: None,
@@ -284,7 +316,7 @@ impl Locator {
     /// The pages between two addresses, entry by entry.
     fn chunk(
         &mut self,
-        pid: Pid,
+        whose: Whose,
         map: &Pagemap,
         start: VirtAddr,
         end: VirtAddr,
@@ -294,16 +326,16 @@ impl Locator {
         let Some(chunk) = PageRange::new(start, end) else {
             return Ok(ControlFlow::Continue(()));
         };
-        map.read(chunk, &mut self.entries)?;
+        self.read(whose, map, chunk)?;
         if self.entries.is_empty() {
             return Ok(ControlFlow::Break(()));
         }
         self.own.clear();
         if want == Want::Folios {
             let first = start.page_index();
-            (self.sharers).find_own(pid, first, &self.entries, &mut self.own);
+            (self.sharers).find_own(whose.target, first, &self.entries, &mut self.own);
         }
-        let mut unplaced: Vec<(VirtAddr, Mappers)> = Vec::new();
+        let mut unplaced: Vec<(VirtAddr, Place, Mappers)> = Vec::new();
         // Where the last frame was found.
         let mut span = (0..0, NodeId(0));
         let mut index = 0;
@@ -314,8 +346,10 @@ impl Locator {
             }
             if self.alone(index).is_some_and(|pfn| span.0.contains(&pfn.0)) {
                 // As most are.
+                let addr = VirtAddr(start.0 + ((index as u64) << PAGE_SHIFT));
                 let page = Page {
-                    addr: VirtAddr(start.0 + ((index as u64) << PAGE_SHIFT)),
+                    addr,
+                    place: self.place(whose, index, addr),
                     node: span.1,
                     mappers: Mappers::Alone,
                     frame: None,
@@ -346,12 +380,14 @@ impl Locator {
                             true
                         })
                 });
+                let place = self.place(whose, index + offset, addr);
                 let Some(pfn) = placed else {
-                    unplaced.push((addr, mappers));
+                    unplaced.push((addr, place, mappers));
                     continue;
                 };
                 let page = Page {
                     addr,
+                    place,
                     node: span.1,
                     mappers,
                     frame: flags.map(|flags| (pfn, flags)),
@@ -363,7 +399,31 @@ impl Locator {
             }
             index += run;
         }
-        ask(pid, &unplaced, each)
+        ask(&unplaced, each)
+    }
+
+    /// Leaves in `self.entries` what the target has of a range.
+    fn read(&mut self, whose: Whose, map: &Pagemap, range: PageRange) -> io::Result<()> {
+        let first = range.start().page_index();
+        self.via.clear();
+        if !self.sharers.is_pool(whose.target) {
+            map.read(range, &mut self.entries)?;
+            self.sharers.hide(whose.pid, first, &mut self.entries);
+            return Ok(());
+        }
+        let pages = usize::try_from(range.pages()).map_err(io::Error::other)?;
+        self.entries.resize(pages, Entry::default());
+        let (entries, via) = (&mut self.entries, &mut self.via);
+        (self.sharers).gather(whose.target, first, Asked::Several, entries, via);
+        Ok(())
+    }
+
+    /// Where the page of an entry is to be moved.
+    fn place(&self, whose: Whose, index: usize, addr: VirtAddr) -> Place {
+        let via = self.via.get(index);
+        let there = via.and_then(|&via| self.sharers.through(whose.target, via, addr));
+        let (pid, addr) = there.unwrap_or((whose.pid, addr));
+        Place { pid, addr }
     }
 
     /// The frame of an exclusive page between two that lie elsewhere.
@@ -430,9 +490,13 @@ impl Locator {
     }
 
     /// Counts the present pages of a range per node.
-    pub(super) fn count(&mut self, pid: Pid, range: PageRange) -> io::Result<Vec<(NodeId, u64)>> {
+    pub(super) fn count(
+        &mut self,
+        whose: Whose,
+        range: PageRange,
+    ) -> io::Result<Vec<(NodeId, u64)>> {
         let mut counts: Vec<(NodeId, u64)> = Vec::new();
-        self.pages(pid, range, Want::Nodes, |page| {
+        self.pages(whose, range, Want::Nodes, |page| {
             match counts.iter_mut().find(|(n, _)| *n == page.node) {
                 Some((_, count)) => *count += page.pages,
                 None => counts.push((page.node, page.pages)),
@@ -448,18 +512,18 @@ impl Locator {
     /// reason for, by a page and who maps that, is left out. Returns the pages found, and those left out by reason.
     pub(super) fn folios_on<R: Copy + PartialEq>(
         &mut self,
-        pid: Pid,
+        whose: Whose,
         range: PageRange,
         from: NodeId,
         limit: u64,
-        skip: impl Fn(VirtAddr, Mappers) -> Option<R>,
+        skip: impl Fn(Place, Mappers) -> Option<R>,
         out: &mut Vec<Found>,
     ) -> io::Result<(u64, Vec<(R, u64)>)> {
         let mut last: Option<(VirtAddr, Pfn)> = None;
         let mut pages = 0;
         let mut skipped: Vec<(R, u64)> = Vec::new();
         let mut skipping = None;
-        self.pages(pid, range, Want::Folios, |page| {
+        self.pages(whose, range, Want::Folios, |page| {
             if page.node != from {
                 last = None;
                 return ControlFlow::Continue(());
@@ -474,10 +538,10 @@ impl Locator {
                 if pages >= limit {
                     return ControlFlow::Break(());
                 }
-                skipping = skip(page.addr, page.mappers);
+                skipping = skip(page.place, page.mappers);
             } else if skipping.is_none()
                 && page.mappers == Mappers::Others
-                && let Some(why) = skip(page.addr, page.mappers)
+                && let Some(why) = skip(page.place, page.mappers)
             {
                 // It moves as a whole or not at all.
                 skipping = Some(why);
@@ -498,6 +562,7 @@ impl Locator {
                 }
                 _ => out.push(Found {
                     addr: page.addr,
+                    place: page.place,
                     node: page.node,
                     pages: page.pages,
                     shared,
@@ -548,30 +613,30 @@ fn anonymous_flags(
 
 /// Asks the kernel for pages whose frame tells nothing.
 fn ask(
-    pid: Pid,
-    pages: &[(VirtAddr, Mappers)],
+    pages: &[(VirtAddr, Place, Mappers)],
     each: &mut impl FnMut(Page) -> ControlFlow<()>,
 ) -> io::Result<ControlFlow<()>> {
-    let addresses: Vec<VirtAddr> = pages.iter().map(|&(addr, _)| addr).collect();
-    let status = match move_pages::query(pid, &addresses) {
-        Ok(status) => status,
-        // EINVAL: it is ending, and has given its memory back already.
-        Err(e) if pagemap::is_gone(&e) || e.raw_os_error() == Some(libc::EINVAL) => {
-            return Ok(ControlFlow::Continue(()));
-        }
-        Err(e) => return Err(e),
-    };
-    for (&(addr, mappers), status) in pages.iter().zip(status) {
-        if let Status::On(node) = status {
-            let page = Page {
-                addr,
-                node,
-                mappers,
-                frame: None,
-                pages: 1,
-            };
-            if each(page).is_break() {
-                return Ok(ControlFlow::Break(()));
+    for run in pages.chunk_by(|a, b| a.1.pid == b.1.pid) {
+        let addresses: Vec<VirtAddr> = run.iter().map(|(_, place, _)| place.addr).collect();
+        let status = match move_pages::query(run[0].1.pid, &addresses) {
+            Ok(status) => status,
+            // EINVAL: it is ending, and has given its memory back already.
+            Err(e) if pagemap::is_gone(&e) || e.raw_os_error() == Some(libc::EINVAL) => continue,
+            Err(e) => return Err(e),
+        };
+        for (&(addr, place, mappers), status) in run.iter().zip(status) {
+            if let Status::On(node) = status {
+                let page = Page {
+                    addr,
+                    place,
+                    node,
+                    mappers,
+                    frame: None,
+                    pages: 1,
+                };
+                if each(page).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
             }
         }
     }

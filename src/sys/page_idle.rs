@@ -45,7 +45,7 @@ use super::kpageflags::{Folio, KpageFlags};
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{Entry, Pfn, PfnNodes};
 use super::root::Root;
-use crate::ports::{AccessSampler, Calibration, Families, PortError, SamplerKind};
+use crate::ports::{AccessSampler, Calibration, PortError, SamplerKind, Sharing};
 use crate::tiering::observation::{AccessSet, Sample, Seen, TargetId};
 use crate::units::{Nanos, VirtAddr};
 
@@ -336,8 +336,8 @@ impl AccessSampler for IdleSampler {
         self.is_recent = false;
     }
 
-    fn relate(&mut self, families: &Families) {
-        self.frames.relate(families);
+    fn relate(&mut self, sharing: &Sharing) {
+        self.frames.relate(sharing);
     }
 
     fn calibrate(&mut self) -> Result<Option<Calibration>, PortError> {

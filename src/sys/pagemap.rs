@@ -73,6 +73,12 @@ impl Entry {
         self.bit(56)
     }
 
+    /// Of memory that may be a pool's: shared by its mapping, or by several processes since a
+    /// fork.
+    pub(super) fn is_pooled(self) -> bool {
+        self.present() && (self.file_or_shared() || !self.exclusive())
+    }
+
     /// Written since `clear_refs` was last told to forget; never set by a kernel
     /// without soft-dirty support.
     pub fn soft_dirty(self) -> bool {

@@ -37,7 +37,7 @@ use super::pagemap::{PfnNodes, is_gone};
 use super::root::Root;
 use super::smaps::{Mapping, NEARLY_ALL, mappings};
 use super::text::kib_field;
-use crate::ports::{AccessSampler, Families, PortError, SamplerKind};
+use crate::ports::{AccessSampler, PortError, SamplerKind, Sharing};
 use crate::tiering::observation::{AccessSet, Sample, Seen};
 use crate::units::{Bytes, Nanos, PAGE_BYTES, Pid};
 
@@ -162,7 +162,7 @@ impl ReferencedSampler {
             root: root.clone(),
             flags: KpageFlags::open(root).ok(),
             nodes: PfnNodes::default(),
-            frames: Frames::new(root),
+            frames: Frames::of_one(root),
             watches: Vec::new(),
             walks: BTreeMap::new(),
             text: Vec::new(),
@@ -301,8 +301,8 @@ impl AccessSampler for ReferencedSampler {
         Ok(())
     }
 
-    fn relate(&mut self, families: &Families) {
-        self.frames.relate(families);
+    fn relate(&mut self, sharing: &Sharing) {
+        self.frames.relate(sharing);
     }
 
     fn take_set_again(&mut self) -> u64 {

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::clock::{monotonic, thread_cpu_time};
 use super::latency::LatencyProbe;
-use super::locate::Locator;
+use super::locate::{Locator, Whose};
 use super::mover::is_there;
 use super::root::Root;
 use super::text;
-use crate::ports::{PortError, Residency};
+use crate::ports::{PortError, Residency, Sharing};
 use crate::tiering::observation::{CacheUsage, NodeUsage, RangeResidency};
 use crate::tiering::plan::Sweep;
 use crate::tiering::settings::Asking;
@@ -61,9 +61,13 @@ impl Residency for SysResidency {
     fn sweep(&mut self, sweep: Sweep) -> Result<RangeResidency, PortError> {
         // One process's trouble is no reason to give up the others: where
         // nothing is known, nothing is moved.
+        let whose = Whose {
+            target: sweep.target,
+            pid: sweep.pid,
+        };
         let pages_by_node = self
             .locator
-            .count(sweep.pid, sweep.range)
+            .count(whose, sweep.range)
             .inspect_err(
                 |e| tracing::debug!(pid = %sweep.pid, error = %e, "cannot see where its pages are"),
             )
@@ -73,6 +77,10 @@ impl Residency for SysResidency {
             range: sweep.range,
             pages_by_node,
         })
+    }
+
+    fn relate(&mut self, sharing: &Sharing) {
+        self.locator.relate(sharing);
     }
 
     fn nodes(&mut self, asks_latency: Asking) -> Result<Vec<NodeUsage>, PortError> {

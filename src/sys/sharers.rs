@@ -1,17 +1,21 @@
-//! Who maps the pages that a process does not map alone.
+//! Pages that several page tables map: through which of them each is looked at, and whether
+//! anybody else maps it.
 //!
-//! **Problem.** The page map tells that a page has other mappers, not who they are. What
-//! a server's own processes share (a forked pool's memory, PostgreSQL's buffers) can be
-//! moved for all of them at once; what somebody else maps too is not ours to move.
+//! **Problem.** What a pool of processes shares ([`Pool`]) is one target. A page of it is in
+//! the page tables of those that have touched it, at one address or several, and some may
+//! have a private copy instead. The page map tells that a page has other mappers, not who
+//! they are; what somebody else maps too is not ours to move.
 //!
-//! **Approach.** `/proc/kpagecount` tells how many page tables map a frame. Those of
-//! the target's [`Families`] are counted: what a fork or an inherited mapping shares has
-//! the same address in all of them, so the same entry of each one's page map is compared.
-//! As many as the kernel counts: nobody else maps it.
+//! **Approach.** A page is looked at through the first view that has it: present, and not a
+//! copy of that process's own. What the process maps alone is its own target's, and the other
+//! way round: no page is in both. `/proc/kpagecount` tells how many page tables map a frame.
+//! The pool's views of it are counted. As many as the kernel counts: nobody else maps it.
 //!
-//! **Properties.** A page that somebody outside maps, or one of ours at another address, is
-//! never taken for ours alone. Between the count and the move somebody may begin to map it:
-//! then it moves under them, which no program can tell but by its speed.
+//! **Properties.** A page that somebody outside maps is never taken for the pool's alone.
+//! Between the count and the move somebody may begin to map it: then it moves under them,
+//! which no program can tell but by its speed.
+//!
+//! [`Pool`]: crate::ports::Pool
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -19,27 +23,30 @@ use std::os::unix::fs::FileExt;
 
 use super::pagemap::{Entry, Pagemap, Pfn};
 use super::root::Root;
-use crate::ports::Families;
-use crate::units::Pid;
+use crate::ports::{Sharing, View};
+use crate::tiering::observation::TargetId;
+use crate::units::{PAGE_SHIFT, PageRange, Pid, VirtAddr};
 
-/// Processes compared at most: each is another page map to read.
-const FAMILY_MOST: usize = 256;
+/// Views of which one has a page that are asked at most; of the others it is not known.
+const ASKED_MOST: usize = 16;
 /// Page maps held open at most.
 const MAPS_HELD: usize = 512;
 /// Frames of adjacent numbers whose counts one read fetches.
 const RUN: usize = 512;
-/// Entries between two shared pages that are read rather than skipped.
+/// Entries between two wanted ones that are read rather than skipped.
 const MAX_GAP: usize = 16;
 /// `CAP_SYS_NICE` of `linux/capability.h`: without it `MPOL_MF_MOVE_ALL` is refused.
 const CAP_SYS_NICE: u32 = 23;
 
-/// Tells pages that only a target's own processes map.
+/// Looks at what is shared.
 #[derive(Debug)]
 pub(super) struct Sharers {
     root: Root,
     /// `None`: the kernel does not tell, or we may not move what others map.
     counts: Option<File>,
-    families: Families,
+    sharing: Sharing,
+    /// What each process maps of pools, in its own addresses.
+    pooled: HashMap<Pid, Vec<PageRange>>,
     maps: HashMap<Pid, Option<Pagemap>>,
     theirs: Vec<Entry>,
 }
@@ -52,15 +59,25 @@ impl Sharers {
         Self {
             root: root.clone(),
             counts,
-            families: Families::default(),
+            sharing: Sharing::default(),
+            pooled: HashMap::new(),
             maps: HashMap::new(),
             theirs: Vec::new(),
         }
     }
 
-    /// Who belongs together from now on. Page maps are opened anew.
-    pub(super) fn relate(&mut self, families: &Families) {
-        self.families.clone_from(families);
+    /// What is shared from now on. Page maps are opened anew.
+    pub(super) fn relate(&mut self, sharing: &Sharing) {
+        self.sharing.clone_from(sharing);
+        self.pooled.clear();
+        for view in sharing.pools().iter().flat_map(|pool| &pool.views) {
+            let ends = (
+                view.locate(view.range.start()),
+                view.locate(view.range.end()),
+            );
+            let there = PageRange::new(ends.0, ends.1);
+            self.pooled.entry(view.pid).or_default().extend(there);
+        }
         self.let_go();
     }
 
@@ -70,12 +87,85 @@ impl Sharers {
         self.maps.clear();
     }
 
-    /// Of a process's `entries`, from page `first` on, which are of pages that only its
-    /// family maps: marked in `own`, one for each. Those that it maps alone are not
-    /// looked at.
+    /// Whether a target is a pool.
+    pub(super) fn is_pool(&self, target: TargetId) -> bool {
+        self.sharing.views(target).is_some()
+    }
+
+    /// Of a process's entries from page `first` on: empties those of pages that are a
+    /// pool's.
+    pub(super) fn hide(&self, pid: Pid, first: u64, entries: &mut [Entry]) {
+        let Some(pooled) = self.pooled.get(&pid) else {
+            return;
+        };
+        for range in pooled {
+            for entry in part(entries, first, *range) {
+                if entry.is_pooled() {
+                    *entry = Entry::default();
+                }
+            }
+        }
+    }
+
+    /// A pool's entries of the pages from `first` on: of each the first view's that has it,
+    /// of `most` views at most; which one, by its place among all, is left in `via`.
+    pub(super) fn gather(
+        &mut self,
+        target: TargetId,
+        first: u64,
+        most: Asked,
+        entries: &mut [Entry],
+        via: &mut Vec<usize>,
+    ) {
+        entries.fill(Entry::default());
+        via.clear();
+        via.resize(entries.len(), usize::MAX);
+        let Some(views) = self.sharing.views(target).map(<[View]>::to_vec) else {
+            return;
+        };
+        let mut left = match most {
+            Asked::First => 1,
+            Asked::Several => ASKED_MOST,
+        };
+        for (at, view) in views.iter().enumerate() {
+            let open = |i: usize| !entries[i].present() && view.range.contains(page(first, i));
+            let stretches = stretches(entries.len(), open);
+            if stretches.is_empty() {
+                continue;
+            }
+            for (begin, end) in stretches {
+                let read = self.read(view, first + begin as u64, end - begin);
+                for (i, entry) in (begin..end).zip(&self.theirs[..read]) {
+                    let is_open = !entries[i].present() && view.range.contains(page(first, i));
+                    if is_open && entry.is_pooled() {
+                        entries[i] = *entry;
+                        via[i] = at;
+                    }
+                }
+            }
+            left -= 1;
+            if left == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Where a page of a pool is, as the view at this place has it.
+    pub(super) fn through(
+        &self,
+        target: TargetId,
+        via: usize,
+        addr: VirtAddr,
+    ) -> Option<(Pid, VirtAddr)> {
+        let view = self.sharing.views(target)?.get(via)?;
+        Some((view.pid, view.locate(addr)))
+    }
+
+    /// Of a pool's `entries` from page `first` on, which nobody outside maps: marked in
+    /// `own`, one for each. Those that one process maps alone are not looked at.
     pub(super) fn find_own(
         &mut self,
-        pid: Pid,
+        target: TargetId,
         first: u64,
         entries: &[Entry],
         own: &mut Vec<bool>,
@@ -83,42 +173,24 @@ impl Sharers {
         own.clear();
         own.resize(entries.len(), false);
         let Some(counts) = &self.counts else { return };
-        let family = self.families.of_process(pid).unwrap_or_default();
-        if family.is_empty() || family.len() > FAMILY_MOST {
+        let Some(views) = self.sharing.views(target).map(<[View]>::to_vec) else {
             return;
-        }
+        };
         let shared = |entry: &Entry| !entry.exclusive() && entry.pfn().is_some();
         if !entries.iter().any(shared) {
             return;
         }
         // How many mappings of each page are still to be found.
         let mut missing = mappings(counts, entries, shared);
-        for missing in missing.iter_mut().flatten() {
-            *missing -= 1;
-        }
-        let others: Vec<Pid> = family.iter().copied().filter(|&p| p != pid).collect();
-        for other in others {
-            let is_open = |m: &Option<u64>| m.is_some_and(|m| m > 0);
-            if !missing.iter().any(is_open) {
-                break;
-            }
-            if self.maps.len() >= MAPS_HELD {
-                self.maps.clear();
-            }
-            let root = &self.root;
-            let map = (self.maps.entry(other)).or_insert_with(|| Pagemap::open(root, other).ok());
-            let Some(map) = map else { continue };
-            for (begin, end) in stretches(missing.len(), |i| is_open(&missing[i])) {
-                self.theirs.clear();
-                self.theirs.resize(end - begin, Entry::default());
-                let read = map.read_into(first + begin as u64, &mut self.theirs);
-                let theirs = &self.theirs[..read.unwrap_or(0)];
-                let mine = entries[begin..end].iter().zip(&mut missing[begin..end]);
-                for ((mine, missing), theirs) in mine.zip(theirs) {
-                    if let Some(missing) = missing
-                        && mine.pfn() == theirs.pfn()
-                    {
-                        *missing = missing.saturating_sub(1);
+        for view in &views {
+            let open = |i: usize, missing: &[Option<u64>]| {
+                missing[i].is_some_and(|m| m > 0) && view.range.contains(page(first, i))
+            };
+            for (begin, end) in stretches(missing.len(), |i| open(i, &missing)) {
+                let read = self.read(view, first + begin as u64, end - begin);
+                for (i, theirs) in (begin..end).zip(&self.theirs[..read]) {
+                    if open(i, &missing) && entries[i].pfn() == theirs.pfn() {
+                        missing[i] = missing[i].map(|m| m.saturating_sub(1));
                     }
                 }
             }
@@ -127,6 +199,50 @@ impl Sharers {
             *own = missing == Some(0);
         }
     }
+
+    /// Leaves in `theirs` what a view's process has of so many of the pool's pages. Returns
+    /// how many could be read.
+    fn read(&mut self, view: &View, first: u64, count: usize) -> usize {
+        self.theirs.clear();
+        self.theirs.resize(count, Entry::default());
+        if self.maps.len() >= MAPS_HELD {
+            self.maps.clear();
+        }
+        let (root, pid) = (&self.root, view.pid);
+        let map = self
+            .maps
+            .entry(pid)
+            .or_insert_with(|| Pagemap::open(root, pid).ok());
+        let there = view.locate(VirtAddr(first << PAGE_SHIFT)).page_index();
+        let read = map
+            .as_ref()
+            .map(|map| map.read_into(there, &mut self.theirs));
+        read.and_then(Result::ok).unwrap_or(0)
+    }
+}
+
+/// How many views are asked for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// The first one, of the process that the target is known by: the sampler sees no
+    /// other's accesses.
+    First,
+    /// As many as it takes, within reason.
+    Several,
+}
+
+fn page(first: u64, index: usize) -> VirtAddr {
+    VirtAddr((first + index as u64) << PAGE_SHIFT)
+}
+
+/// The entries of pages within a range, of those from page `first` on.
+fn part(entries: &mut [Entry], first: u64, range: PageRange) -> &mut [Entry] {
+    let index = |addr: VirtAddr| {
+        let at = addr.page_index().saturating_sub(first);
+        usize::try_from(at).map_or(entries.len(), |at| at.min(entries.len()))
+    };
+    let (begin, end) = (index(range.start()), index(range.end()));
+    &mut entries[begin..end.max(begin)]
 }
 
 /// How many page tables map the pages of these entries, where that is asked for and known.
@@ -183,34 +299,15 @@ fn may_move_shared(root: &Root) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiering::observation::{Mapped, Share, TargetId, TargetKind, TargetMap};
-    use crate::units::{Nanos, NodeId};
+    use crate::ports::Pool;
     use proptest::prelude::*;
 
     const PRESENT: u64 = 1 << 63;
+    const SHARED: u64 = 1 << 61;
     const EXCLUSIVE: u64 = 1 << 56;
+    const POOL: TargetId = TargetId(9);
 
-    fn target(pid: i32, entry: u32) -> TargetMap {
-        TargetMap {
-            id: TargetId(0),
-            pid: Pid(pid),
-            name: "pool".into(),
-            kind: TargetKind::Generic,
-            eligible: Vec::new(),
-            cpu_time: Nanos::ZERO,
-            memory_time: Nanos::ZERO,
-            cpu_share: Vec::new(),
-            allowed_nodes: None,
-            excluded: Vec::new(),
-            mapped: Mapped::default(),
-            share: Share {
-                entry,
-                ..Share::default()
-            },
-        }
-    }
-
-    /// A host where these processes map these frames, page by page; 0 is none.
+    /// A host where these processes have these entries, page by page.
     fn host(maps: &[(i32, &[u64])], counts: &[u64]) -> (tempfile::TempDir, Root) {
         let dir = tempfile::tempdir().unwrap();
         let proc = dir.path().join("proc");
@@ -219,92 +316,149 @@ mod tests {
         fs::create_dir_all(proc.join("self")).unwrap();
         fs::write(proc.join("self/status"), "CapEff:\t0000000000800000\n").unwrap();
         fs::write(proc.join("kpagecount"), bytes(counts)).unwrap();
-        for &(pid, frames) in maps {
+        for &(pid, entries) in maps {
             fs::create_dir_all(proc.join(pid.to_string())).unwrap();
-            let entry = |&frame: &u64| if frame == 0 { 0 } else { PRESENT | frame };
-            let entries: Vec<u64> = frames.iter().map(entry).collect();
-            fs::write(proc.join(format!("{pid}/pagemap")), bytes(&entries)).unwrap();
+            fs::write(proc.join(format!("{pid}/pagemap")), bytes(entries)).unwrap();
         }
         let root = Root::at(dir.path());
         (dir, root)
     }
 
-    fn own(root: &Root, families: &Families, entries: &[Entry]) -> Vec<bool> {
+    fn view(pid: i32, pages: std::ops::Range<u64>, shift: i64) -> View {
+        let range = PageRange::new(VirtAddr(pages.start << 12), VirtAddr(pages.end << 12));
+        View {
+            pid: Pid(pid),
+            range: range.unwrap(),
+            shift: (shift << 12).cast_unsigned(),
+        }
+    }
+
+    fn sharers(root: &Root, views: Vec<View>) -> Sharers {
         let mut sharers = Sharers::new(root);
-        sharers.relate(families);
-        let mut own = Vec::new();
-        sharers.find_own(Pid(1), 0, entries, &mut own);
-        own
+        let pool = Pool {
+            target: POOL,
+            views,
+        };
+        sharers.relate(&Sharing::of(vec![pool]));
+        sharers
+    }
+
+    fn gathered(sharers: &mut Sharers, asked: Asked, pages: usize) -> Vec<(u64, usize)> {
+        let (mut entries, mut via) = (vec![Entry::default(); pages], Vec::new());
+        sharers.gather(POOL, 0, asked, &mut entries, &mut via);
+        let frame = |e: &Entry| e.pfn().map_or(0, |pfn| pfn.0);
+        entries.iter().map(frame).zip(via).collect()
     }
 
     #[test]
-    fn own_is_what_nobody_outside_of_the_family_maps() {
-        // Frame 5 is mapped by 1 and 2; 6 by a stranger as well; 7 at another address of 2;
-        // 8 by 1 alone; 9 by 2 and 3.
+    fn each_page_is_seen_through_the_first_that_has_it_and_no_copy_of_its_own() {
+        // After a fork: 1 has copies of page 1, 2 of page 2, nobody has touched page 3.
+        let (own, both) = (PRESENT | EXCLUSIVE, PRESENT);
         let (_dir, root) = host(
-            &[(2, &[5, 6, 0, 7, 9]), (3, &[0, 0, 0, 0, 9])],
-            &[0, 0, 0, 0, 0, 2, 3, 2, 1, 3],
+            &[
+                (1, &[both | 10, own | 21, both | 12, 0]),
+                (2, &[both | 10, both | 11, own | 22, 0]),
+                (3, &[both | 10, both | 11, both | 12, 0]),
+            ],
+            &[],
         );
-        let entry = |frame, bits| Entry(PRESENT | bits | frame);
-        let entries = [
-            entry(5, 0),
-            entry(6, 0),
-            entry(7, 0),
-            entry(8, EXCLUSIVE),
-            entry(9, 0),
-            Entry(0),
-        ];
-        let families = Families::of(&[target(1, 0), target(2, 0), target(3, 0), target(4, 0)]);
-        assert_eq!(
-            own(&root, &families, &entries),
-            [true, false, false, false, true, false]
+        let views = [1, 2, 3].map(|pid| view(pid, 0..4, 0)).to_vec();
+        let mut sharers = sharers(&root, views);
+        let none = usize::MAX;
+        let all = gathered(&mut sharers, Asked::Several, 4);
+        assert_eq!(all, [(10, 0), (11, 1), (12, 0), (0, none)]);
+        let first = gathered(&mut sharers, Asked::First, 4);
+        assert_eq!(first, [(10, 0), (0, none), (12, 0), (0, none)]);
+        // And a process's own are the others.
+        let mut mine = [both | 10, own | 21, both | 12, 0].map(Entry);
+        sharers.hide(Pid(1), 0, &mut mine);
+        assert_eq!(mine, [0, own | 21, 0, 0].map(Entry));
+        let mut strangers = [Entry(both | 10)];
+        sharers.hide(Pid(4), 0, &mut strangers);
+        assert_eq!(strangers, [Entry(both | 10)]);
+    }
+
+    #[test]
+    fn shared_memory_is_seen_wherever_it_is_mapped_also_by_one_alone() {
+        let shm = PRESENT | SHARED;
+        // 2 maps it one page further on, and has alone what 1 has not touched.
+        let (_dir, root) = host(
+            &[
+                (1, &[shm | 10, 0, shm | 12]),
+                (2, &[0, shm | 10, shm | EXCLUSIVE | 11, 0]),
+            ],
+            &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 2],
         );
-        let without = Families::of(&[target(1, 0), target(2, 0), target(3, 1)]);
-        assert!(!own(&root, &without, &entries)[4], "3 is somebody else's");
-        let mut elsewhere = [target(1, 0), target(2, 0)];
-        elsewhere[1].allowed_nodes = Some(vec![NodeId(1)]);
-        assert_eq!(own(&root, &Families::of(&elsewhere), &entries), [false; 6]);
-        let alone = Families::of(&[target(1, 0), target(2, 1)]);
-        assert_eq!(own(&root, &alone, &entries), [false; 6]);
+        let views = vec![view(1, 0..3, 0), view(2, 0..3, 1)];
+        let mut sharers = sharers(&root, views);
+        let all = gathered(&mut sharers, Asked::Several, 3);
+        assert_eq!(all, [(10, 0), (11, 1), (12, 0)]);
+        let there = sharers.through(POOL, 1, VirtAddr(0x1000));
+        assert_eq!(there, Some((Pid(2), VirtAddr(0x2000))));
+        let (mut entries, mut via, mut own) = (vec![Entry::default(); 3], Vec::new(), Vec::new());
+        sharers.gather(POOL, 0, Asked::Several, &mut entries, &mut via);
+        sharers.find_own(POOL, 0, &entries, &mut own);
+        // Whatever maps 12 beside 1 is nobody that we know.
+        assert_eq!(own, [true, false, false]);
+    }
+
+    #[test]
+    fn one_process_may_map_it_several_times() {
+        let shm = PRESENT | SHARED;
+        let (_dir, root) = host(
+            &[(1, &[shm | 5, shm | 6, shm | 5, shm | 6, shm | 5, shm | 6])],
+            &[0, 0, 0, 0, 0, 3, 4],
+        );
+        let views = [0, 2, 4].map(|shift| view(1, 0..2, shift)).to_vec();
+        let mut sharers = sharers(&root, views);
+        let entries = [Entry(shm | 5), Entry(shm | 6)];
+        let mut own = Vec::new();
+        sharers.find_own(POOL, 0, &entries, &mut own);
+        assert_eq!(own, [true, false]);
     }
 
     #[test]
     fn nothing_is_ours_without_the_right_to_move_it() {
-        let (dir, root) = host(&[(2, &[1])], &[0, 2]);
-        let families = Families::of(&[target(1, 0), target(2, 0)]);
-        let entries = [Entry(PRESENT | 1)];
-        assert_eq!(own(&root, &families, &entries), [true]);
+        let (dir, root) = host(&[(1, &[PRESENT | 1]), (2, &[PRESENT | 1])], &[0, 2]);
+        let views = || vec![view(1, 0..1, 0), view(2, 0..1, 0)];
+        let own = |sharers: &mut Sharers| {
+            let mut own = Vec::new();
+            sharers.find_own(POOL, 0, &[Entry(PRESENT | 1)], &mut own);
+            own
+        };
+        assert_eq!(own(&mut sharers(&root, views())), [true]);
         let status = dir.path().join("proc/self/status");
         fs::write(status, "CapEff:\t0000000000000000\n").unwrap();
-        assert_eq!(own(&root, &families, &entries), [false]);
+        assert_eq!(own(&mut sharers(&root, views())), [false]);
     }
 
     proptest! {
-        /// Whatever is mapped where: a page is ours exactly if the family's page tables
-        /// hold all of its mappings at that place.
+        /// Whatever is mapped where: a page is the pool's own exactly if its views have all
+        /// of its mappings.
         #[test]
         fn as_many_as_the_kernel_counts(
             maps in proptest::collection::vec(
                 proptest::collection::vec(0_u64..12, 40), 1..4),
             outside in proptest::collection::vec(0_u64..2, 12),
         ) {
-            let pids = [2, 3, 4];
-            let held: Vec<(i32, &[u64])> =
-                pids.iter().zip(&maps).map(|(&p, m)| (p, &m[..])).collect();
-            let mine: Vec<u64> = (0..40).map(|page| page % 12).collect();
+            let entries: Vec<Vec<u64>> = maps.iter()
+                .map(|m| m.iter().map(|&f| if f == 0 { 0 } else { PRESENT | f }).collect())
+                .collect();
+            let held: Vec<(i32, &[u64])> = (1..).zip(entries.iter().map(|e| &e[..])).collect();
             let mut counts = outside.clone();
-            for frame in maps.iter().flatten().chain(&mine) {
+            for frame in maps.iter().flatten() {
                 counts[usize::try_from(*frame).unwrap()] += 1;
             }
             let (_dir, root) = host(&held, &counts);
-            let mut all = vec![target(1, 0)];
-            all.extend(held.iter().map(|&(pid, _)| target(pid, 0)));
-            let entries: Vec<Entry> = mine.iter()
-                .map(|&f| if f == 0 { Entry(0) } else { Entry(PRESENT | f) }).collect();
-            let got = own(&root, &Families::of(&all), &entries);
-            for (page, own) in got.into_iter().enumerate() {
-                let frame = mine[page];
-                let here = 1 + maps.iter().filter(|m| m[page] == frame).count() as u64;
+            let views = held.iter().map(|&(pid, _)| view(pid, 0..40, 0)).collect();
+            let mut sharers = sharers(&root, views);
+            let (mut found, mut via, mut own) =
+                (vec![Entry::default(); 40], Vec::new(), Vec::new());
+            sharers.gather(POOL, 0, Asked::Several, &mut found, &mut via);
+            sharers.find_own(POOL, 0, &found, &mut own);
+            for (page, own) in own.into_iter().enumerate() {
+                let frame = found[page].pfn().map_or(0, |pfn| pfn.0);
+                let here = maps.iter().filter(|m| m[page] == frame).count() as u64;
                 let count = counts[usize::try_from(frame).unwrap()];
                 prop_assert_eq!(own, frame != 0 && here == count);
             }

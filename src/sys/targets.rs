@@ -23,13 +23,14 @@ use std::sync::Arc;
 
 use super::clock::monotonic;
 use super::root::Root;
-use crate::ports::{PortError, Selector, TargetEvent, TargetSpec, Targets};
+use crate::ports::{PortError, Selector, Sharing, TargetEvent, TargetSpec, Targets};
 use crate::tiering::observation::{Share, TargetId, TargetMap};
 use crate::tiering::tier::TierTable;
 use crate::units::{Nanos, NodeId, PageRange, Pid};
 
 mod attributes;
 mod eligible;
+mod forked;
 mod glob;
 pub(in crate::sys) mod maps;
 mod process;
@@ -40,7 +41,7 @@ use attributes::{Attributes, Known};
 use eligible::Eligible;
 use process::{Handle, Status};
 pub(in crate::sys) use process::{NANOS_PER_TICK, Stat};
-use shared::{Lent, Memory, Owners};
+use shared::{Lent, Mapping, Member, Pools};
 
 /// Looking for targets may take this share of elapsed time: 1 in so many.
 const SCAN_SHARE: u64 = 100;
@@ -67,9 +68,10 @@ struct Watched {
     thread_times: HashMap<i32, Nanos>,
     cpu_share: Vec<(NodeId, f64)>,
     lent: Lent,
-    /// Who owns the largest memory that it shares, if another does, and how much of what
-    /// it has present is shared.
-    lends: Option<(Pid, f64)>,
+    /// The shared memory that it maps.
+    shared: Vec<Mapping>,
+    /// When it was attached.
+    since: Nanos,
 }
 
 /// What reading a target came to.
@@ -98,7 +100,7 @@ pub struct SysTargets {
     next_scan: Nanos,
     /// Targets that share the time for reading attributes.
     sharers: usize,
-    owners: Owners,
+    pools: Pools,
     text: Vec<u8>,
     vmas: Vec<PageRange>,
     attributes: Vec<Option<Attributes>>,
@@ -122,7 +124,7 @@ impl SysTargets {
             spent: BTreeSet::new(),
             next_scan: Nanos::ZERO,
             sharers: 1,
-            owners: Owners::default(),
+            pools: Pools::new(root),
             text: Vec::new(),
             vmas: Vec::new(),
             attributes: Vec::new(),
@@ -255,7 +257,8 @@ impl SysTargets {
             thread_times: HashMap::new(),
             cpu_share: Vec::new(),
             lent: Lent::default(),
-            lends: None,
+            shared: Vec::new(),
+            since: monotonic(),
         })
     }
 
@@ -286,25 +289,10 @@ impl SysTargets {
         }
         self.learn_attributes(pid, watched, &status);
         let mut eligible = Eligible::default();
-        let mut largest = None;
         for (line, known) in maps::lines(&self.text).zip(&self.attributes) {
-            let memory = Memory {
-                entry: watched.entry,
-                device: line.device,
-                inode: line.inode,
-            };
-            eligible.add(line, *known, &watched.spec, |line| {
-                let owner = self.owners.claim(memory, pid, status.shared_kib);
-                let bytes = line.range.bytes();
-                if let Some(owner) = owner.filter(|&owner| owner != pid) {
-                    largest = largest.max(Some((bytes, owner)));
-                }
-                owner == Some(pid)
-            });
+            eligible.add(line, *known, &watched.spec);
         }
-        let present = (status.shared_kib + status.anonymous_kib).max(1);
-        let share = status.shared_kib as f64 / present as f64;
-        watched.lends = largest.map(|(_, owner)| (owner, share));
+        watched.shared = std::mem::take(&mut eligible.shared);
         self.share_cpu(pid, watched);
         let mapped = status.mapped();
         let allowed = status
@@ -318,6 +306,7 @@ impl SysTargets {
             id: watched.id,
             pid,
             name: Arc::clone(&watched.name),
+            sharers: 0,
             kind: watched.spec.kind,
             excluded: eligible.excluded(),
             eligible: eligible.ranges,
@@ -498,31 +487,35 @@ impl Targets for SysTargets {
             false
         });
         self.watched = watched;
-        self.owners.settle();
-        self.lend(&mut all);
+        self.pool(&mut all);
         all.sort_by_key(|t| t.id);
         Ok(all)
+    }
+
+    fn sharing(&self) -> Sharing {
+        self.pools.sharing().clone()
     }
 }
 
 impl SysTargets {
-    /// Counts each one's CPU time for the memory that it works on.
-    fn lend(&mut self, maps: &mut [TargetMap]) {
-        for map in &*maps {
-            let Some(one) = self.watched.get_mut(&map.pid) else {
-                continue;
-            };
-            let (owner, share) = one.lends.unzip();
-            let lent = one.lent.work(map.cpu_time, share.unwrap_or(0.0));
-            if let Some(owner) = owner.and_then(|owner| self.watched.get_mut(&owner)) {
-                owner.lent.take(lent);
+    /// Takes what several of these share from them, as targets of its own.
+    fn pool(&mut self, maps: &mut Vec<TargetMap>) {
+        let now = monotonic();
+        let mut members: Vec<Member<'_>> = Vec::with_capacity(maps.len());
+        // Both are in the order of pids.
+        let mut maps_by_pid = maps.iter_mut().peekable();
+        for (pid, one) in &mut self.watched {
+            if let Some(map) = maps_by_pid.next_if(|map| map.pid == *pid) {
+                members.push(Member {
+                    map,
+                    shared: &one.shared,
+                    age: now.saturating_sub(one.since),
+                    lent: &mut one.lent,
+                });
             }
         }
-        for map in maps {
-            if let Some(one) = self.watched.get(&map.pid) {
-                map.memory_time = one.lent.counted();
-            }
-        }
+        let pools = self.pools.form(&mut members, &mut self.next_id);
+        maps.extend(pools);
     }
 
     /// Takes hold of the program that a target runs now, under a new id.

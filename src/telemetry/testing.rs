@@ -43,6 +43,7 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
         id: TargetId(id),
         pid: Pid(4000 + i32::try_from(id).unwrap()),
         name: name.into(),
+        sharers: 0,
         kind: TargetKind::Generic,
         ranking: vec![vec![TierId(0)], vec![TierId(1)]],
         eligible: Bytes::from_mib(1024),

@@ -37,6 +37,9 @@ pub struct TargetMap {
     pub pid: Pid,
     /// The configured name, or the command's name for one attached by hand.
     pub name: Arc<str>,
+    /// Processes that share it; 0: it is a process, and all of it is its own. What is shared
+    /// is one target beside them, known by the process that has most of it.
+    pub sharers: u32,
     /// How to treat it.
     pub kind: TargetKind,
     /// What may be moved: sorted, disjoint. Mappings that touch may be one
@@ -45,8 +48,7 @@ pub struct TargetMap {
     /// CPU time used by all its threads since it started.
     pub cpu_time: Nanos,
     /// CPU time since it is watched that counts for its eligible memory: its own, without
-    /// what went to memory that it shares and another target has, with what others of
-    /// its family spent on memory that it has for them.
+    /// what went to memory that it shares. Of what is shared: what all who share it spent on it.
     pub memory_time: Nanos,
     /// The share of its CPU time that each node with CPUs gave lately; sums
     /// to 1. The weights of its view of the tiers.

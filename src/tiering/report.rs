@@ -115,6 +115,8 @@ pub struct TargetReport {
     pub pid: Pid,
     /// Its name.
     pub name: Arc<str>,
+    /// Processes that share it; 0: it is a process.
+    pub sharers: u32,
     /// How it is treated.
     pub kind: TargetKind,
     /// Tiers as its CPUs see them, fastest first; equals share a rank.

@@ -5,40 +5,38 @@
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 use std::ffi::CStr;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use hmkeeper::ports::{Families, PageMover, Selector, TargetSpec, Targets, Topology};
+use hmkeeper::ports::{
+    PageMover, Pool, Residency, Selector, Sharing, TargetSpec, Targets, Topology, View,
+};
 use hmkeeper::sys::move_pages::locate;
 use hmkeeper::sys::mover::SysMover;
 use hmkeeper::sys::numa::{Buffer, HugePages};
+use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::sys::targets::SysTargets;
 use hmkeeper::sys::topology::SysTopology;
-use hmkeeper::tiering::observation::{Exclusion, Mapped, Share, TargetId, TargetKind, TargetMap};
-use hmkeeper::tiering::plan::PageCounts;
-use hmkeeper::units::{Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, Pid, VirtAddr};
+use hmkeeper::tiering::observation::{Exclusion, TargetId, TargetMap};
+use hmkeeper::tiering::plan::{PageCounts, Sweep};
+use hmkeeper::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PageRange, Pid, VirtAddr};
 
 use crate::place::{
     Fork, asked, buffer_on, check_content, count, huge_bytes, limits, moved, nodes, us,
 };
 
-/// Processes of one target.
-fn family(pids: &[Pid]) -> Families {
-    let target = |&pid: &Pid| TargetMap {
-        id: TargetId(0),
+/// A buffer that these processes share, as target 1.
+fn pool(pids: &[Pid], range: PageRange) -> Sharing {
+    let view = |&pid: &Pid| View {
         pid,
-        name: "pool".into(),
-        kind: TargetKind::Generic,
-        eligible: Vec::new(),
-        cpu_time: Nanos::ZERO,
-        memory_time: Nanos::ZERO,
-        cpu_share: Vec::new(),
-        allowed_nodes: None,
-        excluded: Vec::new(),
-        mapped: Mapped::default(),
-        share: Share::default(),
+        range,
+        shift: 0,
     };
-    Families::of(&pids.iter().map(target).collect::<Vec<_>>())
+    Sharing::of(vec![Pool {
+        target: TargetId(1),
+        views: pids.iter().map(view).collect(),
+    }])
 }
 
 /// Pages of a buffer on a node as another process maps them.
@@ -51,7 +49,7 @@ fn count_of(pid: Pid, buffer: &Buffer, node: NodeId) -> usize {
 /// Moves a buffer from one node to another as one of `pids`.
 fn move_as(pids: &[Pid], buffer: &Buffer, from: NodeId, to: NodeId) -> PageCounts {
     let mut mover = SysMover::new(&Root::host());
-    mover.relate(&family(pids));
+    mover.relate(&pool(pids, buffer.range()));
     let moves = [asked(us(), buffer.range(), from, to)];
     let outcome = mover.apply(&moves, limits()).unwrap();
     outcome.results[0].pages
@@ -73,19 +71,39 @@ fn what_a_fork_shares_moves_for_all_when_all_are_of_the_target() {
     // One of them is nobody's here.
     assert_eq!(move_as(&[us(), a], &buffer, last, first), shared);
     assert_eq!(count(&buffer, last), 256);
-    // A page of our own, and the one that the others have instead: no more and no less. It
-    // would else lie where the CPU is that writes to it.
+    // A page of our own stays ours; the one that the others have instead moves for both.
     buffer.bind(last).unwrap();
     buffer.words()[0].store(1, Relaxed);
     buffer.unbind().unwrap();
     assert_eq!(move_as(&[us(), a, b], &buffer, last, first), moved(256));
-    for (pid, moved) in [(us(), 256), (a, 255), (b, 255)] {
+    for (pid, moved) in [(us(), 255), (a, 256), (b, 256)] {
         assert_eq!(count_of(pid, &buffer, first), moved);
     }
     check_content(&buffer);
     // And back.
     assert_eq!(move_as(&[b, a, us()], &buffer, first, last), moved(256));
     assert_eq!(count_of(a, &buffer, first), 0);
+    // What is counted and moved as ours is that page alone.
+    let mut mover = SysMover::new(&Root::host());
+    let mut residency = SysResidency::new(&Root::host());
+    let sharing = pool(&[us(), a, b], buffer.range());
+    mover.relate(&sharing);
+    residency.relate(&sharing);
+    let mut counted = |target| {
+        let sweep = Sweep {
+            target: TargetId(target),
+            pid: us(),
+            range: buffer.range(),
+        };
+        residency.sweep(sweep).unwrap().pages_by_node
+    };
+    assert_eq!(counted(1), [(last, 256)]);
+    assert_eq!(counted(7), [(last, 1)]);
+    let mut mine = asked(us(), buffer.range(), last, first);
+    mine.target = TargetId(7);
+    let outcome = mover.apply(&[mine], limits()).unwrap();
+    assert_eq!(outcome.results[0].pages, moved(1));
+    assert_eq!(count_of(us(), &buffer, first), 1);
 }
 
 #[test]
@@ -135,25 +153,26 @@ fn content(page: usize) -> u8 {
 }
 
 /// In a child, which may not allocate.
-fn name_and_touch(memory: &[AtomicU8], pages: usize) {
+fn name_and_touch(memory: &[AtomicU8], pages: Range<usize>) {
     // SAFETY: a name that stays.
     unsafe { libc::prctl(libc::PR_SET_NAME, POOL.as_ptr()) };
-    for (page, byte) in memory.iter().step_by(4096).take(pages).enumerate() {
-        byte.store(content(page), Relaxed);
+    for page in pages {
+        memory[page * 4096].store(content(page), Relaxed);
     }
 }
 
 #[test]
-fn shared_memory_is_watched_and_moved_through_who_has_most_of_it() {
+fn shared_memory_is_one_target_for_all_who_map_it() {
     let Some((_guard, nodes)) = nodes() else {
         return;
     };
     let memory = shared_memory();
     let start = VirtAddr(memory.as_ptr().addr() as u64);
     let root = Root::host();
-    // The parent of a pool maps it and touches nothing; one worker all, another a tenth.
-    let pool = [0, 1024, 100].map(|pages| Fork::new(|| name_and_touch(memory, pages)));
-    let [parent, worker, little] = [&pool[0], &pool[1], &pool[2]].map(Fork::pid);
+    // The parent of a pool maps it and touches nothing; two workers half of it each.
+    let processes =
+        [0..0, 0..512, 512..1024].map(|pages| Fork::new(|| name_and_touch(memory, pages)));
+    let [parent, worker, other] = [&processes[0], &processes[1], &processes[2]].map(Fork::pid);
     let tiers = SysTopology::new(&root, None).read().unwrap();
     let mut targets = SysTargets::new(&root, &tiers);
     let mut read = |move_shared| {
@@ -163,44 +182,48 @@ fn shared_memory_is_watched_and_moved_through_who_has_most_of_it() {
             ..TargetSpec::of_pid(us())
         }]);
         let maps = targets.read(&mut Vec::new()).unwrap();
-        let pids: Vec<Pid> = maps.iter().map(|m| m.pid).collect();
-        assert_eq!(pids, [parent, worker, little]);
-        maps
+        (maps, targets.sharing())
     };
-    let owners = |maps: &[TargetMap]| -> Vec<Pid> {
-        let has = |map: &&TargetMap| map.eligible.iter().any(|r| r.contains(start));
-        maps.iter().filter(has).map(|m| m.pid).collect()
-    };
+    let has = |map: &&TargetMap| map.eligible.iter().any(|r| r.contains(start));
     let excluded = |maps: &[TargetMap]| {
         let all = maps.iter().flat_map(|m| &m.excluded);
         let shared = all.filter(|(why, _)| *why == Exclusion::Shared);
         shared.map(|&(_, bytes)| bytes).sum::<Bytes>()
     };
-    let maps = read(false);
+    let (maps, sharing) = read(false);
+    assert_eq!(maps.iter().filter(has).count(), 0);
     assert_eq!(
-        (owners(&maps), excluded(&maps)),
-        (vec![], Bytes::from_mib(12))
+        (excluded(&maps), sharing),
+        (Bytes::from_mib(12), Sharing::default())
     );
-    // Who is there first, and then who has most.
-    assert_eq!(owners(&read(true)), [parent]);
-    let maps = read(true);
-    assert_eq!(
-        (owners(&maps), excluded(&maps)),
-        (vec![worker], Bytes::ZERO)
-    );
+    let (maps, sharing) = read(true);
+    let pids: Vec<Pid> = maps[..3].iter().map(|map| map.pid).collect();
+    assert_eq!(pids, [parent, worker, other]);
+    assert_eq!((maps.len(), excluded(&maps)), (4, Bytes::ZERO));
+    assert_eq!(maps.iter().filter(has).count(), 1);
+    let shared = &maps[3];
+    assert_eq!(shared.sharers, 3);
+    assert_eq!(shared.eligible[0].bytes(), Bytes::from_mib(4));
+    let views = sharing.views(shared.id).unwrap();
+    assert_eq!(views.len(), 3);
+    let (again, same) = read(true);
+    assert_eq!((again[3].id, &same), (shared.id, &sharing));
 
     let mut mover = SysMover::new(&root);
-    mover.relate(&Families::of(&maps));
-    let range = maps[1].eligible.iter().find(|r| r.contains(start)).unwrap();
+    mover.relate(&sharing);
     let slow = nodes[nodes.len() - 1].node;
     let mut all_to = |to: NodeId| {
         let others = nodes.iter().map(|n| n.node).filter(|&n| n != to);
-        let moves: Vec<_> = others.map(|from| asked(worker, *range, from, to)).collect();
+        let to_node = |from| {
+            let mut asked = asked(shared.pid, shared.eligible[0], from, to);
+            asked.target = shared.id;
+            asked
+        };
+        let moves: Vec<_> = others.map(to_node).collect();
         let outcome = mover.apply(&moves, limits()).unwrap();
-        for (pid, pages) in [(worker, 1024), (little, 100)] {
-            let pages_there: Vec<VirtAddr> =
-                (0..pages).map(|p| VirtAddr(start.0 + p * 4096)).collect();
-            let found = locate(Some(pid), &pages_there).unwrap();
+        for (pid, pages) in [(worker, 0..512), (other, 512..1024)] {
+            let pages: Vec<VirtAddr> = pages.map(|p| VirtAddr(start.0 + p * 4096)).collect();
+            let found = locate(Some(pid), &pages).unwrap();
             assert!(found.iter().all(|&n| n == Some(to)), "{pid}: {outcome:?}");
         }
     };

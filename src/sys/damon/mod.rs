@@ -64,7 +64,7 @@ use super::own_pages::own_pid;
 use super::pagemap::{Entry, PfnNodes};
 use super::root::Root;
 use super::state::{Note, Owner, StateDir};
-use crate::ports::{AccessSampler, Families, PortError, SamplerKind};
+use crate::ports::{AccessSampler, PortError, SamplerKind, Sharing};
 use crate::tiering::observation::{AccessSet, Sample, Seen};
 use crate::units::{Nanos, Pid};
 
@@ -138,7 +138,10 @@ impl DamonSampler {
             mark: MARK_BIT | RandomState::new().hash_one(own_pid().0),
             flags: KpageFlags::open(root).ok(),
             nodes: PfnNodes::read(root),
-            frames: Frames::new(root),
+            frames: match space {
+                Space::Virtual => Frames::of_one(root),
+                Space::Physical => Frames::new(root),
+            },
             armed: Vec::new(),
             folios: Vec::new(),
             watches: Vec::new(),
@@ -518,8 +521,8 @@ impl AccessSampler for DamonSampler {
         Ok(())
     }
 
-    fn relate(&mut self, families: &Families) {
-        self.frames.relate(families);
+    fn relate(&mut self, sharing: &Sharing) {
+        self.frames.relate(sharing);
     }
 
     fn capacity(&self) -> u64 {

@@ -13,11 +13,13 @@ use crate::units::{Nanos, NodeId, Pid, VirtAddr};
 pub(super) struct Item {
     /// The move that it belongs to.
     pub(super) index: usize,
-    /// Its first page.
+    /// The process through whose page table it is moved.
+    pub(super) pid: Pid,
+    /// Its first page there.
     pub(super) addr: VirtAddr,
     /// Its pages of 4 KiB.
     pub(super) pages: u64,
-    /// Whether others of its family map it: they move with it.
+    /// Whether several processes of its pool map it: it moves for all.
     pub(super) shared: bool,
 }
 

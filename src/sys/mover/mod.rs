@@ -47,9 +47,10 @@ use self::refused::{Held, Refused};
 use self::room::{Room, Rooms};
 use self::slices::stretches;
 use super::clock::thread_cpu_time;
-use super::locate::{Locator, Mappers};
+use super::locate::{Locator, Mappers, Place, Whose};
 use super::root::Root;
-use crate::ports::{Families, FolioPace, MoveLimits, PageMover, PortError};
+use crate::ports::{FolioPace, MoveLimits, PageMover, PortError, Sharing};
+use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Reclaim};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
@@ -65,7 +66,7 @@ pub struct SysMover {
     cache: Cache,
     refused: Refused,
     /// Where a walk through a process for pages on a node goes on.
-    walks: HashMap<(Pid, NodeId), VirtAddr>,
+    walks: HashMap<(TargetId, NodeId), VirtAddr>,
     small: Kind,
     huge: Kind,
     cpu: Nanos,
@@ -92,7 +93,7 @@ struct Turn {
     /// Where the search for the last move of a range and node ended, since the next one
     /// wants other pages, and whether it had begun where the range does. So nothing is
     /// found twice.
-    ends: HashMap<(Pid, PageRange, NodeId), (VirtAddr, bool)>,
+    ends: HashMap<(TargetId, PageRange, NodeId), (VirtAddr, bool)>,
     busy: Vec<(Pid, NodeId, Item)>,
 }
 
@@ -146,7 +147,7 @@ impl SysMover {
         let mut found = Vec::new();
         for &index in group {
             let asked = &moves[index];
-            let search = (asked.pid, asked.range, asked.from);
+            let search = (asked.target, asked.range, asked.from);
             let (start, from_start) = turn.ends.get(&search).copied().unwrap_or_else(|| {
                 let start = self.walk_start(asked);
                 (start, start == asked.range.start())
@@ -158,18 +159,22 @@ impl SysMover {
             found.clear();
             let (limit, refused) = (asked.limit.pages(), &self.refused);
             // What strangers map is not ours to move.
-            let held = |addr, mappers| match mappers {
+            let held = |place: Place, mappers| match mappers {
                 Mappers::Others => Some(Held::Shared),
-                Mappers::Alone | Mappers::Family => refused.rests(asked.pid, addr),
+                Mappers::Alone | Mappers::Pool => refused.rests(place.pid, place.addr),
+            };
+            let whose = Whose {
+                target: asked.target,
+                pid: asked.pid,
             };
             let (pages, held) = self
                 .locator
-                .folios_on(asked.pid, part, asked.from, limit, held, &mut found)?;
+                .folios_on(whose, part, asked.from, limit, held, &mut found)?;
             for (why, pages) in held {
                 why.count(pages, &mut turn.counts[index]);
             }
             let is_enough = pages >= limit;
-            let key = (asked.pid, asked.from);
+            let key = (asked.target, asked.from);
             if !is_enough && part.end() < asked.range.end() {
                 self.walks.insert(key, part.end());
             } else {
@@ -181,7 +186,8 @@ impl SysMover {
             (turn.ends).insert(search, (end.unwrap_or(part.end()), from_start));
             items.extend(found.iter().map(|f| Item {
                 index,
-                addr: f.addr,
+                pid: f.place.pid,
+                addr: f.place.addr,
                 pages: f.pages,
                 shared: f.shared,
             }));
@@ -192,14 +198,15 @@ impl SysMover {
     /// Where to look through a move's range: a long walk that found too little goes on
     /// where it ended.
     fn walk_start(&self, asked: &Move) -> VirtAddr {
-        let start = self.walks.get(&(asked.pid, asked.from)).copied();
+        let start = self.walks.get(&(asked.target, asked.from)).copied();
         start
             .filter(|&addr| asked.range.contains(addr))
             .unwrap_or(asked.range.start())
     }
 
-    /// Looks up what a group is about, unless the turn is over: then it is deferred.
-    fn queue(&mut self, moves: &[Move], group: &[usize], turn: &mut Turn) -> Option<Queue> {
+    /// Looks up what a group is about, unless the turn is over: then it is deferred. One
+    /// queue for each process through which pages are moved.
+    fn queue(&mut self, moves: &[Move], group: &[usize], turn: &mut Turn) -> Vec<Queue> {
         let first = &moves[group[0]];
         let items = if turn.is_over() {
             None
@@ -217,7 +224,10 @@ impl SysMover {
                 turn.counts[index].deferred += asked.limit.pages().min(asked.range.pages());
             }
         }
-        Some(Queue::new(first.pid, first.to, items?))
+        by_process(first.pid, items.unwrap_or_default())
+            .into_iter()
+            .map(|(pid, items)| Queue::new(pid, first.to, items))
+            .collect()
     }
 
     /// What was busy once more, now that some time has passed.
@@ -278,7 +288,7 @@ impl PageMover for SysMover {
             }
             let groups = stretch.groups.iter();
             let queues = groups
-                .filter_map(|group| self.queue(moves, group, &mut turn))
+                .flat_map(|group| self.queue(moves, group, &mut turn))
                 .collect();
             self.carry_out(queues, &mut turn);
         }
@@ -305,8 +315,8 @@ impl PageMover for SysMover {
         self.cache.begin(cache);
     }
 
-    fn relate(&mut self, families: &Families) {
-        self.locator.relate(families);
+    fn relate(&mut self, sharing: &Sharing) {
+        self.locator.relate(sharing);
     }
 
     fn cpu_time(&self) -> Nanos {
@@ -316,6 +326,21 @@ impl PageMover for SysMover {
     fn pace(&self) -> Option<[FolioPace; 2]> {
         Some([self.small.pace(), self.huge.pace()])
     }
+}
+
+/// Folios by the process through which they are moved: nearly always all by one.
+fn by_process(first: Pid, items: Vec<Item>) -> Vec<(Pid, Vec<Item>)> {
+    if items.iter().all(|item| item.pid == first) {
+        return vec![(first, items)];
+    }
+    let mut all: Vec<(Pid, Vec<Item>)> = Vec::new();
+    for item in items {
+        match all.iter_mut().find(|(pid, _)| *pid == item.pid) {
+            Some((_, items)) => items.push(item),
+            None => all.push((item.pid, vec![item])),
+        }
+    }
+    all
 }
 
 /// What to look through of a range now, from `start` on; `None` at its end.

@@ -75,14 +75,14 @@ fn slices(moves: &[Move]) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Indices of moves to carry out together: one direction, process, source and
+/// Indices of moves to carry out together: one direction, target, source and
 /// destination; in the order of the first of each, at most [`GROUP_BYTES`].
 fn groups(moves: &[Move], slice: Range<usize>) -> Vec<Vec<usize>> {
     let mut groups: Vec<(Bytes, Vec<usize>)> = Vec::new();
     // Groups that may still grow, by key.
     let mut open: HashMap<_, usize> = HashMap::new();
     for (index, m) in slice.clone().zip(&moves[slice]) {
-        let key = (m.direction, m.pid, m.from, m.to);
+        let key = (m.direction, m.target, m.from, m.to);
         match open.get(&key).map(|&at| &mut groups[at]) {
             Some((bytes, group)) if *bytes < GROUP_BYTES => {
                 *bytes += m.limit;
@@ -109,7 +109,7 @@ mod tests {
     fn asked(pid: i32, mib: u64, from: u32, to: u32, direction: Direction) -> Move {
         let start = VirtAddr(mib << 20);
         Move {
-            target: TargetId(0),
+            target: TargetId(pid.cast_unsigned()),
             pid: Pid(pid),
             range: PageRange::new(start, VirtAddr((mib + 8) << 20)).unwrap(),
             from: NodeId(from),

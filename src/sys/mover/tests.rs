@@ -54,6 +54,7 @@ fn a_process_that_is_gone_is_no_error() {
 fn a_batch_fits_into_the_bytes_that_are_left() {
     let item = |pages| Item {
         index: 0,
+        pid: Pid(1),
         addr: VirtAddr(0),
         pages,
         shared: false,

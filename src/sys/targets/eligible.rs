@@ -3,7 +3,7 @@
 use super::attributes::Attributes;
 use super::glob;
 use super::maps::Line;
-use super::shared::is_shared_memory;
+use super::shared::{Mapping, is_shared_memory};
 use crate::ports::{MappingFilter, TargetSpec};
 use crate::tiering::observation::Exclusion;
 use crate::units::{Bytes, PageRange};
@@ -15,25 +15,17 @@ const UNNAMED: &[u8] = b"[anon]";
 #[derive(Debug, Default)]
 pub(super) struct Eligible {
     pub(super) ranges: Vec<PageRange>,
+    /// Shared memory, which may be another process's too.
+    pub(super) shared: Vec<Mapping>,
     excluded: Vec<(Exclusion, Bytes)>,
 }
 
 impl Eligible {
     /// Adds one mapping; they come in order. One whose attributes are not
-    /// known is neither eligible nor excluded, nor is one of shared memory that another
-    /// process of the same target owns.
-    pub(super) fn add(
-        &mut self,
-        line: Line<'_>,
-        known: Option<Attributes>,
-        spec: &TargetSpec,
-        owns: impl FnOnce(Line<'_>) -> bool,
-    ) {
-        if may_be_owned(line, spec) {
-            if !owns(line) {
-                return;
-            }
-        } else if let Some(why) = by_line(line) {
+    /// known is neither eligible nor excluded.
+    pub(super) fn add(&mut self, line: Line<'_>, known: Option<Attributes>, spec: &TargetSpec) {
+        let is_shared = may_be_pooled(line, spec);
+        if let Some(why) = by_line(line).filter(|_| !is_shared) {
             self.exclude(why, line.range.bytes());
             return;
         }
@@ -45,6 +37,16 @@ impl Eligible {
         let mut left = line.range.bytes();
         for range in filtered(line, spec) {
             left = left.saturating_sub(range.bytes());
+            if is_shared {
+                let into = range.start().0 - line.range.start().0;
+                self.shared.push(Mapping {
+                    device: line.device,
+                    inode: line.inode,
+                    range,
+                    offset: line.offset.saturating_add(into),
+                });
+                continue;
+            }
             match self.ranges.last_mut() {
                 Some(last) if last.end() == range.start() => {
                     *last = last.join(range).unwrap_or(*last);
@@ -74,11 +76,11 @@ impl Eligible {
 
 /// Whether its line forbids nothing.
 pub(super) fn is_open(line: Line<'_>, spec: &TargetSpec) -> bool {
-    may_be_owned(line, spec) || by_line(line).is_none()
+    may_be_pooled(line, spec) || by_line(line).is_none()
 }
 
-/// Whether the processes that map it may own this mapping together.
-fn may_be_owned(line: Line<'_>, spec: &TargetSpec) -> bool {
+/// Whether it may be moved with all who map it.
+fn may_be_pooled(line: Line<'_>, spec: &TargetSpec) -> bool {
     spec.move_shared && is_shared_memory(line)
 }
 
@@ -171,7 +173,7 @@ mod tests {
     fn gather(text: &str, known: Option<Attributes>, spec: &TargetSpec) -> Gathered {
         let mut eligible = Eligible::default();
         for line in maps::lines(text.as_bytes()) {
-            eligible.add(line, known, spec, |_| true);
+            eligible.add(line, known, spec);
         }
         let excluded = eligible.excluded();
         let pages = |r: &PageRange| (r.start().page_index(), r.end().page_index());
@@ -210,17 +212,22 @@ e000-f000 r-xp 00000000 00:00 0 [vdso]
     }
 
     #[test]
-    fn shared_memory_is_its_owners() {
+    fn shared_memory_is_told_apart() {
         let (ranges, excluded) = gather(MAPS, Some(Attributes::default()), &spec());
-        assert_eq!(ranges, [(3, 6), (7, 9), (0xc, 0xd)]);
+        assert_eq!(ranges, [(3, 6), (0xc, 0xd)]);
         assert!(excluded.iter().all(|&(why, _)| why != Exclusion::Shared));
+        let mut spec = spec();
+        let part = PageRange::new(VirtAddr(0x8000), VirtAddr(0x9000));
+        spec.include = vec![MappingFilter::Range(part.unwrap())];
         let mut eligible = Eligible::default();
         for line in maps::lines(MAPS.as_bytes()) {
-            eligible.add(line, Some(Attributes::default()), &spec(), |_| false);
+            eligible.add(line, Some(Attributes::default()), &spec);
         }
-        let another = (VirtAddr(0x7000), VirtAddr(0x9000));
-        assert!((eligible.ranges.iter()).all(|r| (r.start(), r.end()) != another));
-        assert!((eligible.excluded().iter()).all(|&(why, _)| why != Exclusion::Shared));
+        let [shared] = eligible.shared[..] else {
+            panic!("{:?}", eligible.shared);
+        };
+        assert_eq!(Some(shared.range), part);
+        assert_eq!(shared.offset, 0x1000, "a page into what is mapped");
     }
 
     #[test]

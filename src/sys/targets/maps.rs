@@ -19,6 +19,8 @@ pub(in crate::sys) struct Line<'a> {
     pub(in crate::sys) perms: [u8; 4],
     /// Whether a file, or shared memory, stands behind it.
     pub(super) has_file: bool,
+    /// Where in that it begins, in bytes.
+    pub(super) offset: u64,
     /// The device and the inode of that; 0 where there is none.
     pub(super) device: u64,
     pub(super) inode: u64,
@@ -47,7 +49,7 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
     let (start, end) = split_once(fields.next()?, b'-')?;
     let range = PageRange::new(VirtAddr(hex(start)?), VirtAddr(hex(end)?))?;
     let perms: [u8; 4] = fields.next()?.try_into().ok()?;
-    let _offset = fields.next()?;
+    let offset = fields.next()?;
     let device = fields.next()?;
     let inode = fields.next()?;
     let name = fields.next().unwrap_or_default();
@@ -56,6 +58,7 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
         range,
         perms,
         has_file: inode != b"0" || device.iter().any(|b| !matches!(b, b'0' | b':')),
+        offset: hex(offset)?,
         device: split_once(device, b':')
             .and_then(|(major, minor)| Some(hex(major)? << 32 | hex(minor)?))
             .unwrap_or(0),

@@ -48,6 +48,11 @@ impl Engine {
             let Some(tracked) = self.targets.get_mut(&target.id) else {
                 continue;
             };
+            if target.sharers > 0 {
+                // Each who shares it would have to be asked.
+                tracked.forget_writes();
+                continue;
+            }
             if profiling.writes == Asking::Auto {
                 let mut moved = seen.outcome.results.iter();
                 let was_of_use = moved.any(|moved| {

@@ -41,7 +41,8 @@ impl Engine {
         };
         let rests: Vec<Option<PagingRest>> = seen.targets.iter().map(rests).collect();
         let candidates: Vec<Candidate<'_>> = (seen.targets.iter().zip(views).zip(&rests))
-            .filter(|(_, rests)| rests.is_none())
+            // The kernel pages out nothing that several map.
+            .filter(|((target, _), rests)| rests.is_none() && target.sharers == 0)
             .map(|((target, view), _)| Candidate {
                 id: target.id,
                 pid: target.pid,

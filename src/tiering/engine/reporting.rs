@@ -66,6 +66,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 id: target.id,
                 pid: target.pid,
                 name: target.name.clone(),
+                sharers: target.sharers,
                 kind: target.kind,
                 ranking: ranking(&engine.tiers, &ratios.views[i]),
                 eligible: target.eligible.iter().map(|r| r.bytes()).sum(),

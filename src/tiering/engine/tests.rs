@@ -73,6 +73,7 @@ pub(super) fn observation(second: u64, samples: Vec<Sample>, hot_below: u64) -> 
             id: ID,
             pid: PID,
             name: "t".into(),
+            sharers: 0,
             kind: TargetKind::Generic,
             eligible: vec![PageRange::new(VirtAddr(0), VirtAddr(8 * MIB)).unwrap()],
             cpu_time: Nanos::from_secs(second),
