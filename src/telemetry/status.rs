@@ -99,6 +99,8 @@ pub struct TargetStatus {
     pub name: String,
     /// Its process.
     pub pid: Pid,
+    /// Processes that share it, seen through all of them; 0: it is one process.
+    pub sharers: u32,
     /// How it is treated.
     pub kind: TargetKind,
     /// Tiers as its CPUs see them, fastest first; equals share a rank.
@@ -367,6 +369,7 @@ impl TargetStatus {
         Self {
             name: target.name.to_string(),
             pid: target.pid,
+            sharers: target.sharers,
             kind: target.kind,
             ranking: target
                 .ranking

@@ -23,7 +23,8 @@ use hmkeeper::tiering::plan::{PageCounts, Sweep};
 use hmkeeper::units::{Bytes, HUGE_PAGE_BYTES, NodeId, PageRange, Pid, VirtAddr};
 
 use crate::place::{
-    Fork, asked, buffer_on, check_content, count, huge_bytes, limits, moved, nodes, us,
+    Fork, asked, buffer_on, check_content, count, huge_bytes, limits, moved, nodes, shared_memory,
+    us,
 };
 
 /// A buffer that these processes share, as target 1.
@@ -127,24 +128,6 @@ fn huge_pages_that_a_fork_shares_move_as_a_whole() {
     check_content(&buffer);
 }
 
-/// 4 MiB that `mmap` maps as shared, touched by whoever calls it, on this node.
-fn shared_memory() -> &'static [AtomicU8] {
-    const LENGTH: usize = 4 << 20;
-    // SAFETY: a mapping of our own that stays; zeros are what atomics may hold.
-    unsafe {
-        let addr = libc::mmap(
-            std::ptr::null_mut(),
-            LENGTH,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        );
-        assert_ne!(addr, libc::MAP_FAILED);
-        std::slice::from_raw_parts(addr.cast(), LENGTH)
-    }
-}
-
 /// The command's name of the pool's processes.
 const POOL: &CStr = c"hmk-test-pool";
 
@@ -166,7 +149,7 @@ fn shared_memory_is_one_target_for_all_who_map_it() {
     let Some((_guard, nodes)) = nodes() else {
         return;
     };
-    let memory = shared_memory();
+    let memory = shared_memory(4 << 20);
     let start = VirtAddr(memory.as_ptr().addr() as u64);
     let root = Root::host();
     // The parent of a pool maps it and touches nothing; two workers half of it each.

@@ -34,6 +34,7 @@ mod vm_promotion;
 mod vm_record;
 mod vm_refusals;
 mod vm_relief;
+mod vm_shared;
 mod vm_shares;
 mod vm_simulator;
 mod vm_systemd;

@@ -19,6 +19,7 @@
 //! much present.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::forked::{Forked, Relative, SETTLED, Zero};
 use super::maps::Line;
@@ -33,6 +34,8 @@ const POOLS_MOST: usize = 1024;
 const VIEWS_MOST: usize = 4096;
 /// Less is not worth a target.
 const LEAST: Bytes = Bytes::from_mib(1);
+/// Of its name, after that of the processes.
+const SUFFIX: &str = " (shared)";
 /// So much more must another one have present to lead.
 const ADVANTAGE: u64 = 2;
 
@@ -95,6 +98,7 @@ enum What {
 #[derive(Debug)]
 struct Known {
     id: TargetId,
+    name: Arc<str>,
     family: Family,
     what: What,
     lead: TargetId,
@@ -332,12 +336,16 @@ impl Pools {
         let mut maps = Vec::new();
         let mut pools = Vec::new();
         for ((pool, lent), time) in formed.into_iter().zip(lent).zip(time) {
+            let Some(lead) = members.iter().find(|member| member.map.id == pool.lead) else {
+                continue;
+            };
             let old = before.iter().position(|known| Some(known.id) == pool.id);
             let mut known = old.map_or_else(
                 || {
                     *next_id = next_id.saturating_add(1);
                     Known {
                         id: TargetId(*next_id - 1),
+                        name: format!("{}{SUFFIX}", lead.map.name).into(),
                         family: pool.family.clone(),
                         what: pool.what.clone(),
                         lead: pool.lead,
@@ -355,15 +363,13 @@ impl Pools {
             if all > 0.0 {
                 known.cpu_share = lent.into_iter().map(|(node, t)| (node, t / all)).collect();
             }
-            let Some(lead) = members.iter().find(|member| member.map.id == pool.lead) else {
-                continue;
-            };
             if known.cpu_share.is_empty() {
                 known.cpu_share.clone_from(&lead.map.cpu_share);
             }
             let present = pool.present.values().copied().max().unwrap_or(0);
             maps.push(TargetMap {
                 id: known.id,
+                name: Arc::clone(&known.name),
                 sharers: u32::try_from(pool.present.len()).unwrap_or(u32::MAX),
                 eligible: pool.ranges,
                 cpu_time: known.time,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{ShareStatus, Status, TargetStatus, excluded, explained, held, paging_rests};
 use crate::tiering::plan::Direction;
-use crate::units::Bytes;
+use crate::units::{Bytes, Pid};
 
 /// Columns of the text: it fits any terminal of this width.
 pub const WIDTH: usize = 100;
@@ -115,13 +115,22 @@ fn nanos(latency: Option<u64>) -> String {
     latency.map_or_else(|| "-".into(), |ns| format!("{ns} ns"))
 }
 
+/// Which process, or how many share it.
+fn who(pid: Pid, sharers: u32) -> String {
+    match sharers {
+        0 => format!("pid {pid}"),
+        1 => format!("mapped several times by pid {pid}"),
+        _ => format!("{sharers} processes, most in pid {pid}"),
+    }
+}
+
 impl TargetStatus {
     fn write(&self, out: &mut String, limit: f64) -> std::fmt::Result {
         writeln!(
             out,
-            "\n{} (pid {}): {} hot of {} in {} regions, {} samples ({} accessed, {} unknown)",
+            "\n{} ({}): {} hot of {} in {} regions, {} samples ({} accessed, {} unknown)",
             cut(&self.name, 24),
-            self.pid,
+            who(self.pid, self.sharers),
             Bytes(self.hot_bytes),
             Bytes(self.eligible_bytes),
             self.regions,

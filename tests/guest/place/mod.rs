@@ -1,6 +1,7 @@
 //! Buffers, children and moves for the tests of the real mover.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -187,26 +188,54 @@ impl Drop for Pinned {
     }
 }
 
+/// Bytes that `mmap` maps as shared, not touched yet.
+pub(crate) fn shared_memory(length: usize) -> &'static [AtomicU8] {
+    // SAFETY: a mapping of our own that stays; zeros are what atomics may hold.
+    unsafe {
+        let addr = libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        );
+        assert_ne!(addr, libc::MAP_FAILED);
+        std::slice::from_raw_parts(addr.cast(), length)
+    }
+}
+
 /// A forked copy of us that has pages of its own in `buffer`, and waits.
 pub(crate) struct Fork(nix::unistd::Pid);
 
 impl Fork {
     /// `then` runs in the child, which has one thread and may not allocate.
     pub(crate) fn new(then: impl FnOnce()) -> Self {
+        Self::working(|| {
+            then();
+            || {
+                // SAFETY: waits.
+                unsafe { libc::pause() };
+            }
+        })
+    }
+
+    /// The same, and then what `begin` gives over and over.
+    pub(crate) fn working<W: FnMut()>(begin: impl FnOnce() -> W) -> Self {
         let mut ready = [0; 2];
         // SAFETY: two descriptors fit.
         assert_eq!(unsafe { libc::pipe(ready.as_mut_ptr()) }, 0);
         // SAFETY: the child makes system calls and writes to memory only.
         match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Child => {
-                then();
-                // SAFETY: ends with its parent; says that it is ready; waits.
+                let mut work = begin();
+                // SAFETY: ends with its parent; says that it is ready.
                 unsafe {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                     libc::write(ready[1], [1_u8].as_ptr().cast(), 1);
-                    loop {
-                        libc::pause();
-                    }
+                }
+                loop {
+                    work();
                 }
             }
             nix::unistd::ForkResult::Parent { child } => {
