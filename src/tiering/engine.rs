@@ -41,6 +41,7 @@ mod pace;
 mod paging;
 mod reporting;
 mod spare;
+mod stays;
 mod survey;
 mod tracked;
 use accesses::{Lens, Time, Tracing};
@@ -235,7 +236,7 @@ impl Engine {
             .targets
             .iter()
             .map(|t| {
-                let share = &self.targets[&t.id].view_share;
+                let share = self.targets[&t.id].stays.view();
                 self.tiers.view(share, t.allowed_nodes.as_deref())
             })
             .collect();
@@ -327,7 +328,7 @@ impl Engine {
             None => (profiling.interval, profiling.interval, profiling.interval),
         };
 
-        tracked.settle(&target.cpu_share);
+        tracked.stays.learn(&target.cpu_share, elapsed);
         tracked.map.sync(&target.eligible, initial);
         tracked.learn_reach(mine.len() as u64, profiling.scans);
         let mut adapted = tracked.adapt(mine, profiling.scans, thresholds);
@@ -351,7 +352,7 @@ impl Engine {
             tracing.add(region, mine);
         });
         let time = Time { cpu: busy, elapsed };
-        let surveyed = tracing.finish(&tracked.view_share, time, &mut tracked.latest);
+        let surveyed = tracing.finish(tracked.stays.view(), time, &mut tracked.latest);
         let totals = Totals::of(mine);
         let again = Again {
             accessed: totals.looks,

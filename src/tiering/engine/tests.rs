@@ -427,32 +427,6 @@ fn merging_is_made_easier_while_there_are_more_regions_than_samples() {
     assert!(plan.report.targets[0].regions <= 2);
 }
 
-#[test]
-fn a_thread_that_hops_between_sockets_does_not_change_the_view_each_time() {
-    let mut tracked = Tracked::default();
-    let all = |node| [(NodeId(node), 1.0)];
-    tracked.settle(&all(0));
-    assert_eq!(tracked.view_share, all(0));
-    let mut changes = 0;
-    let mut last = tracked.view_share.clone();
-    for turn in 0..40 {
-        tracked.settle(&all(turn % 2));
-        changes += u32::from(tracked.view_share != last);
-        last.clone_from(&tracked.view_share);
-    }
-    assert!(changes <= 2, "{changes} changes");
-    // One that has moved for good is followed.
-    for _ in 0..10 {
-        tracked.settle(&all(1));
-    }
-    let of = |node| tracked.view_share.iter().find(|s| s.0 == NodeId(node));
-    assert!(
-        of(1).is_some_and(|s| s.1 > 0.75),
-        "{:?}",
-        tracked.view_share
-    );
-}
-
 /// The same target again, under another name, with so much memory and CPU time.
 fn another(seen: &mut Observation, id: u32, mib: u64, cpu: Nanos) {
     let mut target = seen.targets[0].clone();

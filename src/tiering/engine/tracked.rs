@@ -1,8 +1,7 @@
 //! What is remembered of one target between epochs.
 
-use std::collections::BTreeMap;
-
 use super::accesses::Latest;
+use super::stays::Stays;
 use crate::tiering::observation::{Forgotten, Looked, Mapped, TargetId};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
@@ -10,13 +9,6 @@ use crate::tiering::region::{Adapted, Alike, Asked, Region, RegionMap, Threshold
 use crate::tiering::sampling;
 use crate::tiering::writes::{Extent, Patience, Savings};
 use crate::units::{Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange, Pid, VirtAddr};
-
-/// Weight of the newest epoch in where a target's CPUs are.
-const SHARE_EMA: f64 = 0.3;
-/// A target's view of the tiers changes only when the share of its CPU time on
-/// some node has changed by more than this: the scheduler moves threads about
-/// quicker than memory can follow.
-const SHARE_CHANGE: f64 = 0.2;
 
 /// What is remembered of one target.
 #[derive(Debug)]
@@ -28,9 +20,8 @@ pub(super) struct Tracked {
     pub(super) cpu_time: Option<(Nanos, Nanos)>,
     /// Epochs in a row in which it was busy and no sample was seen accessed.
     pub(super) silent: u32,
-    /// Share of its CPU time per node: smoothed, and as its view was made of.
-    cpu_share: BTreeMap<NodeId, f64>,
-    pub(super) view_share: Vec<(NodeId, f64)>,
+    /// Where its threads run.
+    pub(super) stays: Stays,
     /// Pages of regions of which nothing is known yet: those that came of a split
     /// know what their parent knew.
     pub(super) uncounted: u64,
@@ -69,8 +60,7 @@ impl Default for Tracked {
             raised: 0.0,
             cpu_time: None,
             silent: 0,
-            cpu_share: BTreeMap::new(),
-            view_share: Vec::new(),
+            stays: Stays::default(),
             uncounted: 0,
             unknown: 0,
             present: 0,
@@ -163,34 +153,6 @@ impl Counted {
 }
 
 impl Tracked {
-    /// Learns where the target ran in this epoch.
-    pub(super) fn settle(&mut self, now: &[(NodeId, f64)]) {
-        if now.is_empty() {
-            return;
-        }
-        if self.cpu_share.is_empty() {
-            self.cpu_share = now.iter().copied().collect();
-        }
-        for &(node, _) in now {
-            self.cpu_share.entry(node).or_insert(0.0);
-        }
-        for (node, share) in &mut self.cpu_share {
-            let new = now.iter().find(|(n, _)| n == node).map_or(0.0, |n| n.1);
-            *share += SHARE_EMA * (new - *share);
-        }
-        let old = |node| {
-            let mut of = self.view_share.iter();
-            of.find(|(n, _)| *n == node).map_or(0.0, |s| s.1)
-        };
-        let changed = self
-            .cpu_share
-            .iter()
-            .any(|(&node, &share)| (share - old(node)).abs() > SHARE_CHANGE);
-        if changed || self.view_share.is_empty() {
-            self.view_share = self.cpu_share.iter().map(|(&n, &s)| (n, s)).collect();
-        }
-    }
-
     /// Learns from an epoch's samples how hot regions are, and splits and merges them.
     pub(super) fn adapt(&mut self, samples: Looked<'_>, scans: u8, by: Thresholds) -> Adapted {
         let adapted = self.map.adapt(samples, scans, by);
