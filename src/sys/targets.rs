@@ -8,7 +8,7 @@
 //! ourselves and kernel threads are never targets.
 //!
 //! **What.** [`eligible`] says which mappings; `maps` is read every time,
-//! what it does not tell as [`attributes`] says.
+//! what it does not tell as [`attributes`] says. [`present`] says what of them is there.
 //!
 //! **Where it runs.** Each thread's last CPU, weighted with the CPU time that
 //! the thread used since it was looked at before.
@@ -22,9 +22,10 @@ use std::fs;
 use std::sync::Arc;
 
 use super::clock::monotonic;
+use super::pagemap::Pagemap;
 use super::root::Root;
 use crate::ports::{PortError, Selector, TargetEvent, TargetSpec, Targets};
-use crate::tiering::observation::{Share, TargetId, TargetMap};
+use crate::tiering::observation::{Mapped, Share, TargetId, TargetMap};
 use crate::tiering::tier::TierTable;
 use crate::units::{Nanos, NodeId, PageRange, Pid};
 
@@ -32,12 +33,14 @@ mod attributes;
 mod eligible;
 mod glob;
 pub(in crate::sys) mod maps;
+mod present;
 mod process;
 mod select;
 mod shared;
 
 use attributes::{Attributes, Known};
 use eligible::Eligible;
+use present::{Presence, Terms};
 use process::{Handle, Status};
 pub(in crate::sys) use process::{NANOS_PER_TICK, Stat};
 use shared::{Lent, Memory, Owners};
@@ -62,6 +65,7 @@ struct Watched {
     is_new: bool,
     handle: Handle,
     known: Known,
+    presence: Presence,
     /// Locked memory when attributes were last read.
     locked_kib: u64,
     thread_times: HashMap<i32, Nanos>,
@@ -251,6 +255,7 @@ impl SysTargets {
             child: found.child,
             handle,
             known: Known::default(),
+            presence: Presence::default(),
             locked_kib: 0,
             thread_times: HashMap::new(),
             cpu_share: Vec::new(),
@@ -307,6 +312,7 @@ impl SysTargets {
         watched.lends = largest.map(|(_, owner)| (owner, share));
         self.share_cpu(pid, watched);
         let mapped = status.mapped();
+        self.narrow(pid, watched, &mut eligible.ranges, mapped);
         let allowed = status
             .mems_allowed
             .filter(|allowed| !self.nodes.iter().all(|n| allowed.contains(n)))
@@ -332,6 +338,22 @@ impl SysTargets {
                 floor: watched.spec.floor,
             },
         }))
+    }
+
+    /// Leaves of what may be moved what is there.
+    fn narrow(&self, pid: Pid, watched: &mut Watched, ranges: &mut Vec<PageRange>, mapped: Mapped) {
+        let terms = Terms {
+            now: monotonic(),
+            sharers: self.sharers,
+            resident: mapped.anonymous + mapped.shared + mapped.swapped,
+        };
+        let handle = &watched.handle;
+        let open = || {
+            let map = Pagemap::open(&self.root, pid).ok()?;
+            (!handle.has_ended()).then_some(map)
+        };
+        let process = (&self.root, pid);
+        watched.presence.narrow(ranges, process, terms, open);
     }
 
     /// Leaves in `self.attributes` what is known of each mapping in `self.text`.
