@@ -7,15 +7,17 @@
 //! **Approach.** Eligible ranges of [`LEAST`] and more are cut down to what is in the page
 //! tables, in memory or in swap (`PAGEMAP_SCAN`, Linux 6.7, which passes over holes; before
 //! that the page map is read, mapping by mapping, where `smaps` says that there is any).
-//! Two walks do that:
+//! Three walks do that:
+//! - one *survey* when the target is new, which asks for each block of [`BLOCK`] whether
+//!   there is anything.
 //! - one *pass* after the other through everything. A range that is gone stays until two
 //!   passes have not found it: a heap that is collected comes back to the same addresses.
 //! - one through the *holes* only, so that what is new is found in the next epoch, however
 //!   long a pass takes.
 //!
 //! Where nearly all of it is there ([`DENSE`]) it stays as it is, and is looked at again
-//! after [`REFRESH`] or when much of it has come or gone. As long as the first pass is under
-//! way, what it has not come to yet stays as well.
+//! after [`REFRESH`] or when much of it has come or gone. What the first walk has not come to
+//! yet stays as well.
 //!
 //! **Bounds.** A walk takes [`SLICE`] at a time, which all targets share, and then rests for
 //! [`REST`] times as long as it took. One call looks at [`PAGES_AT_ONCE`]: the target's
@@ -45,9 +47,11 @@ const DENSE: u64 = 5;
 /// or gone.
 const REFRESH: Nanos = Nanos::from_secs(60);
 const CHANGE: u64 = 16;
+/// The survey tells blocks of so many bytes apart: a TiB takes 32,768 calls.
+const BLOCK: u64 = 16 * HUGE_PAGE_BYTES;
 /// CPU time that a walk takes at once at most, all targets together.
 const SLICE: Nanos = Nanos::from_millis(100);
-/// A walk rests so many times as long as it took: two walks take half a percent of the time.
+/// A walk rests so many times as long as it took: passes and holes take half a percent of the time.
 const REST: u64 = 400;
 /// Pages of 4 KiB that one call looks at: about a millisecond.
 const PAGES_AT_ONCE: u64 = 1 << 15;
@@ -59,9 +63,13 @@ pub(super) struct Presence {
     older: Cover,
     before: Cover,
     now: Cover,
+    /// The blocks in which the survey found something.
+    surveyed: Cover,
+    survey: Walk,
     pass: Walk,
     in_holes: Walk,
-    /// Whether a pass has come to its end.
+    /// Whether the survey, and a pass, have come to their end.
+    is_surveyed: bool,
     is_whole: bool,
     dense: Option<Dense>,
     /// Whether the kernel has no `PAGEMAP_SCAN`.
@@ -110,8 +118,10 @@ impl Terms {
     }
 }
 
-/// Adds the ranges with pages in a range; returns up to where it looked, and what it cost.
-type Look<'a> = &'a mut dyn FnMut(PageRange, &mut Vec<PageRange>) -> io::Result<(VirtAddr, Nanos)>;
+/// Adds the ranges with pages in a range, so many pages at most; returns up to where it
+/// looked, and what it cost.
+type Look<'a> =
+    &'a mut dyn FnMut(PageRange, u64, &mut Vec<PageRange>) -> io::Result<(VirtAddr, Nanos)>;
 
 impl Presence {
     /// Leaves of `ranges` (sorted, disjoint), which may be moved of `pid`, what is there.
@@ -138,13 +148,16 @@ impl Presence {
         let looked = if self.must_read {
             let mut entries = Vec::new();
             let spans = intersection(&long, &with_pages(root, pid));
-            self.look(&spans, (&long, mapped), terms, &mut |range, out| {
-                timed(|| read(&map, range, &mut entries, out))
+            self.look(&spans, (&long, mapped), terms, &mut |range, most, out| {
+                timed(|| read(&map, range, most, &mut entries, out))
             })
         } else {
-            self.look(&spans(&long), (&long, mapped), terms, &mut |range, out| {
-                timed(|| map.present(range, PAGES_AT_ONCE, out))
-            })
+            self.look(
+                &spans(&long),
+                (&long, mapped),
+                terms,
+                &mut |range, most, out| timed(|| map.present(range, most, out)),
+            )
         };
         if let Err(error) = looked {
             let must_read = self.must_read || error.raw_os_error() == Some(libc::ENOTTY);
@@ -174,12 +187,10 @@ impl Presence {
                 return false;
             }
         }
-        terms.now >= self.pass.next || self.seeks_new() && terms.now >= self.in_holes.next
-    }
-
-    /// Whether what is new is found in holes: where they cost nothing.
-    fn seeks_new(&self) -> bool {
-        self.is_whole && !self.must_read
+        if !self.is_surveyed && !self.must_read {
+            return terms.now >= self.survey.next;
+        }
+        terms.now >= self.pass.next || !self.must_read && terms.now >= self.in_holes.next
     }
 
     /// Makes the walks that are due, through `spans`; of what is `long`, so much is mapped.
@@ -190,20 +201,30 @@ impl Presence {
         terms: Terms,
         look: Look<'_>,
     ) -> io::Result<()> {
-        if self.seeks_new() && terms.now >= self.in_holes.next {
+        if self.must_read {
+            // Holes cost as much as what is there.
+        } else if !self.is_surveyed {
+            let (found, is_over) = self.survey.go(spans, Some(BLOCK), terms, look)?;
+            self.surveyed = self.surveyed.union(&found);
+            self.is_surveyed = is_over;
+            if !is_over {
+                return Ok(());
+            }
+        } else if terms.now >= self.in_holes.next {
             let holes = holes(spans, self.known().ranges(), LEAST);
-            let (found, _) = self.in_holes.go(&holes, terms, look)?;
+            let (found, _) = self.in_holes.go(&holes, None, terms, look)?;
             self.before = self.before.union(&found);
         }
         if terms.now < self.pass.next {
             return Ok(());
         }
-        let (found, is_over) = self.pass.go(spans, terms, look)?;
+        let (found, is_over) = self.pass.go(spans, None, terms, look)?;
         self.now = self.now.union(&found);
         if is_over {
             self.older = std::mem::take(&mut self.before);
             self.before = std::mem::take(&mut self.now);
             self.is_whole = true;
+            self.surveyed = Cover::default();
             let there = intersection(long, self.before.ranges());
             let there: Bytes = there.iter().map(|r| r.bytes()).sum();
             let holes = mapped.saturating_sub(there);
@@ -216,9 +237,22 @@ impl Presence {
         Ok(())
     }
 
-    /// What may be there, as far as passes have come.
+    /// What may be there, as far as walks have come.
     fn known(&self) -> Cover {
-        self.older.union(&self.before).union(&self.now)
+        let ahead = self.surveyed.from(self.pass.at);
+        let found = self.older.union(&self.before).union(&self.now);
+        found.union(&ahead)
+    }
+
+    /// From where on no walk has come.
+    fn unseen(&self) -> VirtAddr {
+        if self.is_whole || self.is_surveyed {
+            VirtAddr(u64::MAX)
+        } else if self.must_read {
+            self.pass.at
+        } else {
+            self.survey.at
+        }
     }
 
     /// Cuts long ranges down to what is there.
@@ -226,12 +260,7 @@ impl Presence {
         if self.dense.is_some() {
             return;
         }
-        let known = self.known();
-        let unseen = if self.is_whole {
-            VirtAddr(u64::MAX)
-        } else {
-            self.pass.at
-        };
+        let (known, unseen) = (self.known(), self.unseen());
         let known = known.ranges();
         let mut left = Vec::with_capacity(ranges.len() + known.len());
         let mut from = 0;
@@ -254,10 +283,12 @@ impl Presence {
 
 impl Walk {
     /// Goes on through `spans` (sorted, disjoint) until its slice is over, then rests. What
-    /// was found, and whether it came to the end, from where it begins anew.
+    /// was found, and whether it came to the end, from where it begins anew. With `block` one
+    /// page tells for all of a block of so many bytes.
     fn go(
         &mut self,
         spans: &[PageRange],
+        block: Option<u64>,
         terms: Terms,
         look: Look<'_>,
     ) -> io::Result<(Cover, bool)> {
@@ -273,9 +304,15 @@ impl Walk {
                     stopped = Some(at);
                     break 'walk;
                 }
-                let (reached, took) = look(rest, &mut found)?;
+                let most = if block.is_some() { 1 } else { PAGES_AT_ONCE };
+                let (mut reached, took) = look(rest, most, &mut found)?;
                 spent += took;
-                found.drain(..).for_each(|range| cover.add(range));
+                for range in found.drain(..) {
+                    let whole = block.and_then(|block| block_of(range, block));
+                    let range = whole.unwrap_or(range);
+                    reached = reached.max(range.end());
+                    cover.add(range);
+                }
                 at = reached.max(VirtAddr(at.0 + PAGE_BYTES));
             }
         }
@@ -284,6 +321,12 @@ impl Walk {
         self.next = terms.now + Nanos(rest);
         Ok((cover, stopped.is_none()))
     }
+}
+
+/// The block of so many bytes that a range begins in.
+fn block_of(range: PageRange, bytes: u64) -> Option<PageRange> {
+    let start = range.start().align_down(bytes);
+    PageRange::new(start, start.checked_add(Bytes(bytes))?)
 }
 
 /// Ranges that are near each other become one: to look at what lies between costs less than
@@ -314,10 +357,11 @@ fn with_pages(root: &Root, pid: Pid) -> Vec<PageRange> {
 fn read(
     map: &Pagemap,
     range: PageRange,
+    most: u64,
     entries: &mut Vec<Entry>,
     out: &mut Vec<PageRange>,
 ) -> io::Result<VirtAddr> {
-    let end = VirtAddr(range.start().0.saturating_add(PAGES_AT_ONCE * PAGE_BYTES));
+    let end = VirtAddr(range.start().0.saturating_add(most * PAGE_BYTES));
     let end = end.min(range.end());
     let Some(part) = PageRange::new(range.start(), end) else {
         return Ok(end);

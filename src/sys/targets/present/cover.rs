@@ -64,6 +64,12 @@ impl Cover {
         Self::of(both.copied())
     }
 
+    /// What of it lies at or after `start`.
+    pub(super) fn from(&self, start: VirtAddr) -> Self {
+        let rest = |r: &PageRange| PageRange::new(r.start().max(start), r.end());
+        Self::of(self.ranges.iter().filter_map(rest))
+    }
+
     pub(super) fn ranges(&self) -> &[PageRange] {
         &self.ranges
     }
