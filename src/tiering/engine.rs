@@ -22,7 +22,7 @@ use super::observation::{Observation, Sample, TargetId, TargetMap};
 use super::plan::{Plan, Sweep};
 use super::policy::{self, Policy};
 use super::region::{Adapted, Asked, RegionMap, Thresholds};
-use super::report::PauseReason;
+use super::report::{PauseReason, Watched};
 use super::rng::Rng;
 use super::sampling::{self, Drawing, Drawn};
 use super::settings::{
@@ -43,6 +43,7 @@ mod reporting;
 mod spare;
 mod survey;
 mod tracked;
+mod watched;
 use accesses::{Lens, Time, Tracing};
 use machine::Machine;
 use pace::Pace;
@@ -91,6 +92,7 @@ struct Told {
     again: Again,
     adapted: Adapted,
     quota: u64,
+    watched: Watched,
 }
 
 impl Told {
@@ -346,12 +348,15 @@ impl Engine {
             scans: profiling.scans,
             epoch: self.epoch,
         });
+        let mut family = (seen.targets.iter()).filter(|t| t.share.entry == target.share.entry);
+        let shares = family.nth(1).is_some();
         let measures = asks.then_some(target.mapped);
         adapted.splits += tracked.record(mine, asked, measures, |region, mine| {
             tracing.add(region, mine);
         });
         let time = Time { cpu: busy, elapsed };
-        let surveyed = tracing.finish(&tracked.view_share, time, &mut tracked.latest);
+        let surveyed: (Shares, Survey) =
+            tracing.finish(&tracked.view_share, time, &mut tracked.latest);
         let totals = Totals::of(mine);
         let again = Again {
             accessed: totals.looks,
@@ -372,6 +377,7 @@ impl Engine {
             again,
             adapted,
             quota: 0,
+            watched: tracked.lack.follow(target, surveyed.1.total(), shares),
         };
         if told.accessed > 0 {
             tracked.silent = 0;
