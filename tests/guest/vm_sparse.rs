@@ -30,7 +30,6 @@ use crate::common::{
 };
 use crate::place::{asked, limits};
 
-const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 /// Limit of what watching costs.
