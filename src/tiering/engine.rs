@@ -348,8 +348,6 @@ impl Engine {
             scans: profiling.scans,
             epoch: self.epoch,
         });
-        let mut family = (seen.targets.iter()).filter(|t| t.share.entry == target.share.entry);
-        let shares = family.nth(1).is_some();
         let measures = asks.then_some(target.mapped);
         adapted.splits += tracked.record(mine, asked, measures, |region, mine| {
             tracing.add(region, mine);
@@ -377,7 +375,9 @@ impl Engine {
             again,
             adapted,
             quota: 0,
-            watched: tracked.lack.follow(target, surveyed.1.total(), shares),
+            watched: tracked
+                .lack
+                .follow(target, surveyed.1.total(), &seen.targets),
         };
         if told.accessed > 0 {
             tracked.silent = 0;

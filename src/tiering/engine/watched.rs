@@ -42,9 +42,15 @@ pub(super) struct Lack {
 }
 
 impl Lack {
-    /// So much of it is known to be in its regions; it `shares` its shared memory with others
-    /// of its family.
-    pub(super) fn follow(&mut self, target: &TargetMap, known: Bytes, shares: bool) -> Watched {
+    /// So much of it is known to be in its regions; `all` may be of its family.
+    pub(super) fn follow(
+        &mut self,
+        target: &TargetMap,
+        known: Bytes,
+        all: &[TargetMap],
+    ) -> Watched {
+        let family = |other: &&TargetMap| other.share.entry == target.share.entry;
+        let shares = !target.mapped.shared.is_zero() && all.iter().filter(family).nth(1).is_some();
         let resident = target.mapped.anonymous + target.mapped.shared;
         let due = if shares {
             target.mapped.anonymous
@@ -123,11 +129,11 @@ mod tests {
         let lost = target(8192, 64, 0);
         let mut lack = Lack::default();
         let told: Vec<_> = (0..10)
-            .map(|_| lack.follow(&lost, mib(3), false).lacks)
+            .map(|_| lack.follow(&lost, mib(3), &[]).lacks)
             .collect();
         assert_eq!(told[..7], [None; 7]);
         assert_eq!(told[7..], [Some(Unwatched::NotFound); 3]);
-        let watched = lack.follow(&lost, mib(60), false);
+        let watched = lack.follow(&lost, mib(60), &[]);
         assert_eq!((watched.known, watched.resident), (mib(60), mib(64)));
         assert_eq!(watched.lacks, None);
         let why = |covers, known, anonymous| {
@@ -163,7 +169,8 @@ mod tests {
             let mut lack = Lack {
                 epochs: PATIENCE - 1,
             };
-            lack.follow(&worker, mib(48), shares)
+            let all = [worker.clone(), worker.clone()];
+            lack.follow(&worker, mib(48), &all[..if shares { 2 } else { 1 }])
         };
         assert_eq!(of(true).lacks, None);
         assert_eq!(of(false).lacks, Some(Unwatched::NotFound));
