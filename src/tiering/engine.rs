@@ -380,9 +380,11 @@ impl Engine {
                 .follow(target, surveyed.1.total(), &seen.targets),
         };
         if told.accessed > 0 {
-            tracked.silent = 0;
+            tracked.silent = 0.0;
         } else if told.load >= BUSY && told.samples - told.unknown >= ENOUGH_SAMPLES {
-            tracked.silent = tracked.silent.saturating_add(1);
+            // Of many regions an epoch may look at those only that are cold.
+            let regions = tracked.map.regions().len().max(1);
+            tracked.silent += ((told.samples - told.unknown) as f64 / regions as f64).min(1.0);
         }
         (told, surveyed)
     }

@@ -27,8 +27,9 @@ pub(super) struct Tracked {
     pub(super) raised: f32,
     /// CPU time of its own, and for its memory, when it was seen last.
     pub(super) cpu_time: Option<(Nanos, Nanos)>,
-    /// Epochs in a row in which it was busy and no sample was seen accessed.
-    pub(super) silent: u32,
+    /// Epochs in a row in which it was busy and no sample was seen accessed; one in which
+    /// samples were fewer than regions is as much less of one.
+    pub(super) silent: f64,
     /// Share of its CPU time per node: smoothed, and as its view was made of.
     cpu_share: BTreeMap<NodeId, f64>,
     pub(super) view_share: Vec<(NodeId, f64)>,
@@ -71,7 +72,7 @@ impl Default for Tracked {
             map: RegionMap::default(),
             raised: 0.0,
             cpu_time: None,
-            silent: 0,
+            silent: 0.0,
             cpu_share: BTreeMap::new(),
             view_share: Vec::new(),
             uncounted: 0,

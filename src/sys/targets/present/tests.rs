@@ -82,7 +82,9 @@ impl Epochs {
         let mut left = mapped.to_vec();
         self.presence.apply(&mut left);
         let mut whole = Vec::new();
-        left.iter().for_each(|&range| join(&mut whole, range, 0));
+        for &range in &left {
+            join(&mut whole, range, 0);
+        }
         whole
     }
 }
