@@ -180,6 +180,13 @@ mod tests {
             eprintln!("skipped: no transparent huge pages to be had");
         } else {
             assert_eq!(found, whole);
+            // One page of them is told alone, and all as one.
+            let (mut one, mut all) = (Vec::new(), Vec::new());
+            let reached = map.present(huge.range(), 1, &mut one).unwrap();
+            assert_eq!((one[0].start(), one[0].pages()), (huge.range().start(), 1));
+            assert_eq!(reached, one[0].end());
+            map.present(huge.range(), 1 << 15, &mut all).unwrap();
+            assert_eq!(all, [huge.range()]);
         }
     }
 

@@ -147,7 +147,10 @@ impl Presence {
         let Some(map) = open() else { return };
         let looked = if self.must_read {
             let mut entries = Vec::new();
-            let spans = intersection(&long, &with_pages(root, pid));
+            let spans = match with_pages(root, pid) {
+                Ok(some) => intersection(&long, &some),
+                Err(_) => spans(&long),
+            };
             self.look(&spans, (&long, mapped), terms, &mut |range, most, out| {
                 timed(|| read(&map, range, most, &mut entries, out))
             })
@@ -168,7 +171,8 @@ impl Presence {
                 ..Self::default()
             };
             if rests {
-                self.pass.next = terms.now + REFRESH;
+                self.survey.next = terms.now + REFRESH;
+                self.pass.next = self.survey.next;
             }
         }
         self.apply(ranges);
@@ -347,10 +351,10 @@ fn timed(look: impl FnOnce() -> io::Result<VirtAddr>) -> io::Result<(VirtAddr, N
 }
 
 /// Mappings of which something is in memory.
-fn with_pages(root: &Root, pid: Pid) -> Vec<PageRange> {
-    let text = fs::read(root.proc(format!("{pid}/smaps"))).unwrap_or_default();
+fn with_pages(root: &Root, pid: Pid) -> io::Result<Vec<PageRange>> {
+    let text = fs::read(root.proc(format!("{pid}/smaps")))?;
     let mappings = smaps::mappings(&text).filter(|m| !m.present.is_zero());
-    mappings.map(|m| m.range).collect()
+    Ok(mappings.map(|m| m.range).collect())
 }
 
 /// The same as [`Pagemap::present`] by reading the page map.
