@@ -12,12 +12,13 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::root::Root;
-use crate::units::{HUGE_PAGE_BYTES, NodeId, PAGE_BYTES, PAGE_SHIFT, PageRange, Pid, VirtAddr};
+use crate::units::{NodeId, PAGE_BYTES, PAGE_SHIFT, PageRange, Pid};
+
+mod scan;
 
 /// Bytes of one entry.
 const ENTRY_BYTES: u64 = 8;
@@ -142,47 +143,6 @@ impl Pagemap {
         filled.map(drop)
     }
 
-    /// The first pages of the huge pages (mapped as such, of 2 MiB) that lie within
-    /// `range` as a whole, in order.
-    ///
-    /// # Errors
-    /// `ENOTTY` before Linux 6.7, which has no `PAGEMAP_SCAN`.
-    pub fn huge_pages(&self, range: PageRange) -> io::Result<Vec<VirtAddr>> {
-        let mut found = Vec::new();
-        let mut regions = [ScanRegion::default(); SCAN_REGIONS];
-        let mut start = range.start().0;
-        while start < range.end().0 {
-            let mut scan = Scan {
-                size: size_of::<Scan>() as u64,
-                start,
-                end: range.end().0,
-                vec: regions.as_mut_ptr().expose_provenance() as u64,
-                vec_len: SCAN_REGIONS as u64,
-                category_mask: PAGE_IS_HUGE,
-                return_mask: PAGE_IS_HUGE,
-                ..Scan::default()
-            };
-            // SAFETY: the kernel reads `scan`, writes back its `walk_end`, and writes
-            // `vec_len` regions at most, for which there is room.
-            let count = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
-            let Ok(count) = usize::try_from(count) else {
-                return Err(io::Error::last_os_error());
-            };
-            for region in &regions[..count] {
-                let first = region.start.next_multiple_of(HUGE_PAGE_BYTES);
-                let last = region.end - region.end % HUGE_PAGE_BYTES;
-                let step = usize::try_from(HUGE_PAGE_BYTES).map_err(io::Error::other)?;
-                found.extend((first..last).step_by(step).map(VirtAddr));
-            }
-            // Fewer than there is room for: all of them (`walk_end` may be less).
-            if count < SCAN_REGIONS {
-                break;
-            }
-            start = regions[count - 1].end;
-        }
-        Ok(found)
-    }
-
     /// Fills `out` with the entries from page `first` (an address in pages of
     /// 4 KiB) on. Returns how many there were.
     ///
@@ -204,40 +164,6 @@ impl Pagemap {
         // The kernel deals in whole entries only.
         Ok(filled / size_of::<Entry>())
     }
-}
-
-/// `PAGEMAP_SCAN` of `linux/fs.h`: `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
-/// `PAGE_IS_HUGE` of `linux/fs.h`: mapped by one entry of 2 MiB.
-const PAGE_IS_HUGE: u64 = 1 << 6;
-/// Ranges that one scan fetches.
-const SCAN_REGIONS: usize = 16;
-
-/// `struct pm_scan_arg` of `linux/fs.h`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-struct Scan {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-/// `struct page_region` of `linux/fs.h`.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-struct ScanRegion {
-    start: u64,
-    end: u64,
-    categories: u64,
 }
 
 /// The memory of `entries` as the kernel fills it.
@@ -397,6 +323,7 @@ const _: () = assert!(size_of::<Entry>() as u64 == ENTRY_BYTES && PAGE_BYTES == 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::VirtAddr;
 
     fn map(spans: &[(u64, u64, u32)]) -> PfnNodes {
         PfnNodes::from_spans(spans.iter().map(|&(s, e, n)| (s, e, NodeId(n))).collect())
@@ -444,41 +371,6 @@ mod tests {
         map.read(zero, &mut entries).unwrap();
         assert_eq!(entries.len(), 1);
         assert!(!entries[0].present());
-    }
-
-    #[test]
-    fn huge_pages_are_told_by_a_scan() {
-        use crate::sys::numa::{Buffer, HugePages, WORDS_PER_PAGE};
-        use crate::units::Bytes;
-        let bytes = Bytes(4 * HUGE_PAGE_BYTES);
-        let touched = |huge| {
-            let buffer = Buffer::new(bytes, huge).unwrap();
-            for word in buffer.words().iter().step_by(WORDS_PER_PAGE) {
-                word.store(1, std::sync::atomic::Ordering::Relaxed);
-            }
-            buffer
-        };
-        let (huge, small) = (touched(HugePages::Wanted), touched(HugePages::Refused));
-        let pid = Pid(i32::try_from(std::process::id()).unwrap());
-        let map = Pagemap::open(&Root::host(), pid).unwrap();
-        let Ok(none) = map.huge_pages(small.range()) else {
-            eprintln!("skipped: this kernel has no PAGEMAP_SCAN");
-            return;
-        };
-        assert_eq!(none, []);
-        let start = huge.range().start().0;
-        // From the middle of the first on, as far as the middle of the last.
-        let part = PageRange::new(
-            VirtAddr(start + HUGE_PAGE_BYTES / 2),
-            VirtAddr(start + 7 * HUGE_PAGE_BYTES / 2),
-        );
-        let found = map.huge_pages(part.unwrap()).unwrap();
-        let whole = [1, 2].map(|at| VirtAddr(start + at * HUGE_PAGE_BYTES));
-        if found.is_empty() {
-            eprintln!("skipped: no transparent huge pages to be had");
-        } else {
-            assert_eq!(found, whole);
-        }
     }
 
     #[test]

@@ -4,16 +4,15 @@
 //! soft-dirty support, page frames read as 0 without a capability. So each
 //! feature is used once, on pages of our own, and left as it was.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
 
 use serde::Serialize;
 
 use super::damon::{self, Space};
 use super::kpageflags::KpageFlags;
 use super::own_pages::{OwnPages, own_pid};
-use super::pagemap::Pfn;
+use super::pagemap::{Pagemap, Pfn};
 use super::root::Root;
 use super::{mover, page_idle, pager, referenced, soft_dirty};
 use crate::ports::PortError;
@@ -323,74 +322,25 @@ fn page_cache(root: &Root) -> Finding {
     Finding::of_io("page-cache", tried, remedy)
 }
 
-/// `struct pm_scan_arg` of `linux/fs.h`.
-#[repr(C)]
-#[derive(Default)]
-struct ScanArg {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-/// `struct page_region` of `linux/fs.h`.
-#[repr(C)]
-#[derive(Default)]
-struct ScanRegion {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
-/// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: u64 = 0xC060_6610;
-const PAGE_IS_PRESENT: u64 = 1 << 3;
-const _: () = assert!(size_of::<ScanArg>() == 0x60);
-
 fn pagemap_scan(root: &Root) -> Finding {
     let tried = (|| {
         let own = OwnPages::new(4)?;
         let Some(range) = own.range() else {
             return Err(io::ErrorKind::InvalidData.into());
         };
-        let file = File::open(root.proc(own_pid().to_string()).join("pagemap"))?;
-        let mut found = [const {
-            ScanRegion {
-                start: 0,
-                end: 0,
-                categories: 0,
-            }
-        }; 4];
-        let mut arg = ScanArg {
-            size: size_of::<ScanArg>() as u64,
-            start: range.start().0,
-            end: range.end().0,
-            vec: found.as_mut_ptr().addr() as u64,
-            vec_len: found.len() as u64,
-            category_mask: PAGE_IS_PRESENT,
-            return_mask: PAGE_IS_PRESENT,
-            ..ScanArg::default()
-        };
-        // SAFETY: the argument has the layout and size that it states, and
-        // `vec` points at `vec_len` regions that outlive the call.
-        let rc = unsafe { libc::ioctl(file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
-        Ok(match rc {
-            -1 => Err(format!("PAGEMAP_SCAN: {}", io::Error::last_os_error())),
-            1 if found[0].start == range.start().0 && found[0].end == range.end().0 => {
-                Ok("found 4 present pages of ours in one range".into())
-            }
-            count => Err(format!("PAGEMAP_SCAN found {count} ranges instead of 1")),
+        let mut found = Vec::new();
+        let scanned = Pagemap::open(root, own_pid())?.present(range, 1 << 10, &mut found);
+        Ok(match scanned {
+            Err(error) => Err(format!("PAGEMAP_SCAN: {error}")),
+            Ok(_) if found == [range] => Ok("found 4 present pages of ours in one range".into()),
+            Ok(_) => Err(format!(
+                "PAGEMAP_SCAN found {} ranges instead of 1",
+                found.len()
+            )),
         })
     })();
-    let remedy = "use Linux 6.7 or later (needed for write intensity only)";
+    let remedy = "use Linux 6.7 or later; without it what a program touches in a reservation of hundreds \
+                  of GiB is found late";
     Finding::of_io("pagemap-scan", tried, remedy)
 }
 

@@ -8,7 +8,7 @@
 //! ourselves and kernel threads are never targets.
 //!
 //! **What.** [`eligible`] says which mappings; `maps` is read every time,
-//! what it does not tell as [`attributes`] says.
+//! what it does not tell as [`attributes`] says. [`present`] says what of them is there.
 //!
 //! **Where it runs.** Each thread's last CPU, weighted with the CPU time that
 //! the thread used since it was looked at before.
@@ -22,9 +22,10 @@ use std::fs;
 use std::sync::Arc;
 
 use super::clock::monotonic;
+use super::pagemap::Pagemap;
 use super::root::Root;
 use crate::ports::{PortError, Selector, Sharing, TargetEvent, TargetSpec, Targets};
-use crate::tiering::observation::{Share, TargetId, TargetMap};
+use crate::tiering::observation::{Mapped, Share, TargetId, TargetMap};
 use crate::tiering::tier::TierTable;
 use crate::units::{Nanos, NodeId, PageRange, Pid};
 
@@ -33,12 +34,14 @@ mod eligible;
 mod forked;
 mod glob;
 pub(in crate::sys) mod maps;
+mod present;
 mod process;
 mod select;
 mod shared;
 
 use attributes::{Attributes, Known};
 use eligible::Eligible;
+use present::{Presence, Terms};
 use process::{Handle, Status};
 pub(in crate::sys) use process::{NANOS_PER_TICK, Stat};
 use shared::{Lent, Mapping, Member, Pools};
@@ -63,13 +66,15 @@ struct Watched {
     is_new: bool,
     handle: Handle,
     known: Known,
+    presence: Presence,
     /// Locked memory when attributes were last read.
     locked_kib: u64,
     thread_times: HashMap<i32, Nanos>,
     cpu_share: Vec<(NodeId, f64)>,
     lent: Lent,
-    /// The shared memory that it maps.
+    /// The shared memory that it maps, and what is there of it.
     shared: Vec<Mapping>,
+    there: Vec<PageRange>,
     /// When it was attached.
     since: Nanos,
 }
@@ -253,11 +258,13 @@ impl SysTargets {
             child: found.child,
             handle,
             known: Known::default(),
+            presence: Presence::default(),
             locked_kib: 0,
             thread_times: HashMap::new(),
             cpu_share: Vec::new(),
             lent: Lent::default(),
             shared: Vec::new(),
+            there: Vec::new(),
             since: monotonic(),
         })
     }
@@ -295,6 +302,7 @@ impl SysTargets {
         watched.shared = std::mem::take(&mut eligible.shared);
         self.share_cpu(pid, watched);
         let mapped = status.mapped();
+        self.narrow(pid, watched, &mut eligible.ranges, mapped);
         let allowed = status
             .mems_allowed
             .filter(|allowed| !self.nodes.iter().all(|n| allowed.contains(n)))
@@ -321,6 +329,34 @@ impl SysTargets {
                 floor: watched.spec.floor,
             },
         }))
+    }
+
+    /// Leaves of what may be moved what is there.
+    fn narrow(&self, pid: Pid, watched: &mut Watched, ranges: &mut Vec<PageRange>, mapped: Mapped) {
+        let terms = Terms {
+            now: monotonic(),
+            sharers: self.sharers,
+            resident: mapped.anonymous + mapped.shared + mapped.swapped,
+        };
+        let handle = &watched.handle;
+        let open = || {
+            let map = Pagemap::open(&self.root, pid).ok()?;
+            (!handle.has_ended()).then_some(map)
+        };
+        let process = (&self.root, pid);
+        // Shared memory may be as full of holes: both together, and apart again.
+        let shared = watched.shared.iter().map(|mapping| mapping.range);
+        let mut all: Vec<PageRange> = ranges.iter().copied().chain(shared).collect();
+        all.sort_unstable_by_key(|range| range.start());
+        watched.presence.narrow(&mut all, process, terms, open);
+        let within = |range: &PageRange| {
+            let after = watched
+                .shared
+                .partition_point(|m| m.range.start() <= range.start());
+            let mapping = after.checked_sub(1).map(|at| watched.shared[at].range);
+            mapping.is_some_and(|mapping| mapping.covers(*range))
+        };
+        (watched.there, *ranges) = all.into_iter().partition(within);
     }
 
     /// Leaves in `self.attributes` what is known of each mapping in `self.text`.
@@ -509,6 +545,7 @@ impl SysTargets {
                 members.push(Member {
                     map,
                     shared: &one.shared,
+                    there: &one.there,
                     age: now.saturating_sub(one.since),
                     lent: &mut one.lent,
                 });

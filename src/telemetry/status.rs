@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 mod explained;
 mod text;
-pub(super) use explained::{excluded, explained, held, paging_rests};
+pub(super) use explained::{excluded, explained, held, paging_rests, unwatched};
 pub use text::WIDTH;
 
 use super::Snapshot;
@@ -18,7 +18,7 @@ use super::totals::{MoveTotals, Way, tier_name};
 use crate::tiering::observation::{Exclusion, TargetKind};
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::{Direction, PageCounts, Reason};
-use crate::tiering::report::{Hold, PauseReason, TargetReport};
+use crate::tiering::report::{Hold, PauseReason, TargetReport, Unwatched};
 use crate::tiering::tier::Tier;
 use crate::units::{Bytes, Pid, TierId};
 
@@ -109,6 +109,15 @@ pub struct TargetStatus {
     pub eligible_bytes: u64,
     /// Memory that may not, by why.
     pub excluded: Vec<ExcludedStatus>,
+    /// What it has in memory, private and shared, without files.
+    #[serde(default)]
+    pub resident_bytes: u64,
+    /// Of that, what is known to be in the regions in which it is watched.
+    #[serde(default)]
+    pub covered_bytes: u64,
+    /// Why more than a tenth is not, if so.
+    #[serde(default)]
+    pub not_covered: Option<Unwatched>,
     /// Memory that may be moved but cannot be for now, by why; both kinds.
     #[serde(default)]
     pub held: Vec<HeldStatus>,
@@ -385,6 +394,9 @@ impl TargetStatus {
                     bytes: bytes.0,
                 })
                 .collect(),
+            resident_bytes: target.watched.resident.0,
+            covered_bytes: target.watched.known.0,
+            not_covered: target.watched.lacks,
             held: target
                 .held
                 .iter()

@@ -10,7 +10,7 @@ use crate::tiering::observation::{
     EpochCost, Exclusion, NodeUsage, ReadLatency, TargetId, TargetKind,
 };
 use crate::tiering::plan::{Direction, PageCounts, Reason, Reclaimed};
-use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, TargetReport};
+use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, TargetReport, Watched};
 use crate::tiering::tier::{MemoryKind, Node, TierTable};
 use crate::units::{Bytes, Nanos, NodeId, Pid, TierId};
 
@@ -51,6 +51,11 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
             (Exclusion::File, Bytes::from_mib(3)),
             (Exclusion::Locked, Bytes::from_mib(5)),
         ],
+        watched: Watched {
+            known: Bytes::from_mib(1024),
+            resident: Bytes::from_mib(1040),
+            lacks: None,
+        },
         held: [
             (Hold::Shared, Bytes::from_mib(6)),
             (Hold::Pinned, Bytes::ZERO),

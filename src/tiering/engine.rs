@@ -22,7 +22,7 @@ use super::observation::{Observation, Sample, TargetId, TargetMap};
 use super::plan::{Plan, Sweep};
 use super::policy::{self, Policy};
 use super::region::{Adapted, Asked, RegionMap, Thresholds};
-use super::report::PauseReason;
+use super::report::{PauseReason, Watched};
 use super::rng::Rng;
 use super::sampling::{self, Drawing, Drawn};
 use super::settings::{
@@ -44,6 +44,7 @@ mod spare;
 mod stays;
 mod survey;
 mod tracked;
+mod watched;
 use accesses::{Lens, Time, Tracing};
 use machine::Machine;
 use pace::Pace;
@@ -92,6 +93,7 @@ struct Told {
     again: Again,
     adapted: Adapted,
     quota: u64,
+    watched: Watched,
 }
 
 impl Told {
@@ -352,7 +354,8 @@ impl Engine {
             tracing.add(region, mine);
         });
         let time = Time { cpu: busy, elapsed };
-        let surveyed = tracing.finish(tracked.stays.view(), time, &mut tracked.latest);
+        let surveyed: (Shares, Survey) =
+            tracing.finish(tracked.stays.view(), time, &mut tracked.latest);
         let totals = Totals::of(mine);
         let again = Again {
             accessed: totals.looks,
@@ -373,11 +376,16 @@ impl Engine {
             again,
             adapted,
             quota: 0,
+            watched: tracked
+                .lack
+                .follow(target, surveyed.1.total(), &seen.targets),
         };
         if told.accessed > 0 {
-            tracked.silent = 0;
+            tracked.silent = 0.0;
         } else if told.load >= BUSY && told.samples - told.unknown >= ENOUGH_SAMPLES {
-            tracked.silent = tracked.silent.saturating_add(1);
+            // Of many regions an epoch may look at those only that are cold.
+            let regions = tracked.map.regions().len().max(1);
+            tracked.silent += ((told.samples - told.unknown) as f64 / regions as f64).min(1.0);
         }
         (told, surveyed)
     }

@@ -69,6 +69,27 @@ impl Hold {
     }
 }
 
+/// Why much of what a target has in memory is not watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unwatched {
+    /// As much as half of it lies in mappings that are never moved.
+    Excluded(Exclusion),
+    /// It was not found in what is mapped.
+    NotFound,
+}
+
+/// What a target has in memory, but for files, and what of that its regions are known to hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Watched {
+    /// Counted, or derived from samples, in regions.
+    pub known: Bytes,
+    /// Private and shared memory as the kernel counts it.
+    pub resident: Bytes,
+    /// Why more than a tenth has not been watched for some epochs, if so.
+    pub lacks: Option<Unwatched>,
+}
+
 /// Bytes that went one way in one epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
@@ -125,6 +146,8 @@ pub struct TargetReport {
     pub eligible: Bytes,
     /// Mapped but never moved, by why.
     pub excluded: Vec<(Exclusion, Bytes)>,
+    /// What of it is in memory, and what of that is watched.
+    pub watched: Watched,
     /// Of what may be moved, what cannot be for now, by why; both kinds.
     pub held: [(Hold, Bytes); 2],
     /// The nodes that its cpuset allows; `None` when all are.

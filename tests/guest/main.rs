@@ -37,6 +37,7 @@ mod vm_relief;
 mod vm_shared;
 mod vm_shares;
 mod vm_simulator;
+mod vm_sparse;
 mod vm_systemd;
 mod vm_tierlat;
 mod vm_writes;

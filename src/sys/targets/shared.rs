@@ -77,6 +77,8 @@ pub(super) struct Member<'a> {
     /// Its private memory is eligible there; it gets what is shared and nobody else's.
     pub(super) map: &'a mut TargetMap,
     pub(super) shared: &'a [Mapping],
+    /// What is there of that: sorted, disjoint.
+    pub(super) there: &'a [PageRange],
     /// How long it has been watched.
     pub(super) age: Nanos,
     pub(super) lent: &'a mut Lent,
@@ -197,7 +199,11 @@ impl Pools {
             });
             if bytes < LEAST || !(several || known.is_some()) {
                 for (at, mapping) in users {
-                    members[at].map.eligible.push(mapping.range);
+                    let there = members[at].there.iter();
+                    let mine: Vec<PageRange> = there
+                        .filter_map(|range| range.intersect(mapping.range))
+                        .collect();
+                    members[at].map.eligible.extend(mine);
                 }
                 continue;
             }
@@ -442,8 +448,7 @@ fn object_views(lead: usize, users: &[(usize, Mapping)], members: &[Member<'_>])
             });
         }
     }
-    let mut ranges: Vec<PageRange> = parts.iter().map(|part| part.range).collect();
-    ranges.sort_unstable_by_key(|range| range.start());
+    let ranges = there(&views, members);
     Formed {
         family: (0, None),
         what: What::Forked,
@@ -453,6 +458,32 @@ fn object_views(lead: usize, users: &[(usize, Mapping)], members: &[Member<'_>])
         ranges,
         views,
     }
+}
+
+/// What of a pool is there for any of its views.
+fn there(views: &[View], members: &[Member<'_>]) -> Vec<PageRange> {
+    let mut found: Vec<PageRange> = Vec::new();
+    for view in views {
+        let Some(member) = members.iter().find(|member| member.map.pid == view.pid) else {
+            continue;
+        };
+        let back = |addr: VirtAddr| VirtAddr(addr.0.wrapping_sub(view.shift));
+        for range in member.there {
+            let here = PageRange::new(back(range.start()), back(range.end()));
+            found.extend(here.and_then(|here| here.intersect(view.range)));
+        }
+    }
+    found.sort_unstable_by_key(|range| range.start());
+    let mut joined: Vec<PageRange> = Vec::new();
+    for range in found {
+        match joined.last_mut() {
+            Some(last) if range.start() <= last.end() => {
+                *last = PageRange::new(last.start(), range.end().max(last.end())).unwrap_or(*last);
+            }
+            _ => joined.push(range),
+        }
+    }
+    joined
 }
 
 /// Those who share with each other, directly or through others.

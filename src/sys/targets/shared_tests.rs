@@ -26,6 +26,7 @@ fn mapping(inode: u64, start: u64, end: u64, offset: u64) -> Mapping {
 struct One {
     map: TargetMap,
     shared: Vec<Mapping>,
+    there: Vec<PageRange>,
     age: Nanos,
     lent: Lent,
 }
@@ -55,6 +56,7 @@ fn one(pid: i32, entry: u32, present: u64, shared: &[Mapping]) -> One {
             },
         },
         shared: shared.to_vec(),
+        there: shared.iter().map(|mapping| mapping.range).collect(),
         age: Nanos::from_secs(100),
         lent: Lent::default(),
     }
@@ -82,6 +84,7 @@ impl Bench {
             .map(|one| Member {
                 map: &mut one.map,
                 shared: &one.shared,
+                there: &one.there,
                 age: one.age,
                 lent: &mut one.lent,
             })
@@ -126,6 +129,22 @@ fn what_two_map_is_neithers_and_has_its_leads_addresses() {
     // What one maps alone, and what another target maps, is theirs.
     let own: Vec<usize> = all.iter().map(|one| one.map.eligible.len()).collect();
     assert_eq!(own, [1, 1, 2, 2]);
+}
+
+#[test]
+fn a_pool_is_what_is_there_for_any_of_them() {
+    let mut all = [
+        one(1, 0, 10, &[mapping(7, 100, 200, 0)]),
+        one(2, 0, 30, &[mapping(7, 300, 400, 0)]),
+    ];
+    all[0].there = vec![range(100, 110), range(150, 160)];
+    all[1].there = vec![range(305, 320), range(399, 400)];
+    let pools = Bench::new().form(&mut all);
+    assert_eq!(pools[0].pid, Pid(2));
+    assert_eq!(
+        pools[0].eligible,
+        [range(300, 320), range(350, 360), range(399, 400)]
+    );
 }
 
 #[test]

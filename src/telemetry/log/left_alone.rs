@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use tracing::{info, warn};
 
-use crate::telemetry::status::{excluded, held, paging_rests};
+use crate::telemetry::status::{excluded, held, paging_rests, unwatched};
 use crate::tiering::observation::{Exclusion, TargetId};
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::report::{EpochReport, Hold, TargetReport};
@@ -19,6 +19,7 @@ enum Why {
     Result(&'static str),
     Cpuset,
     Paging(PagingRest),
+    Unwatched,
 }
 
 /// What was said already, of targets that are there.
@@ -53,7 +54,7 @@ impl Told {
             for (why, text) in reasons(target) {
                 if self.0.insert((target.id, why)) {
                     lines.push(Line {
-                        is_warning: why == Why::Result("refused"),
+                        is_warning: matches!(why, Why::Result("refused") | Why::Unwatched),
                         text: format!("{} (pid {}): {text}", target.name, target.pid),
                     });
                 }
@@ -88,6 +89,12 @@ fn reasons(target: &TargetReport) -> Vec<(Why, String)> {
         let text = format!("moved among nodes {nodes} only: its cpuset allows no other");
         all.push((Why::Cpuset, text));
     }
+    if let Some(why) = target.watched.lacks {
+        let (known, resident) = (target.watched.known, target.watched.resident);
+        let why = unwatched(why);
+        let text = format!("only {known} of {resident} that it has in memory is watched: {why}");
+        all.push((Why::Unwatched, text));
+    }
     if let Some(why) = target.paging_rests {
         let text = format!(
             "nothing is paged out, {}: {}",
@@ -116,6 +123,7 @@ mod tests {
     use super::*;
     use crate::telemetry::testing::{report, target};
     use crate::tiering::plan::PageCounts;
+    use crate::tiering::report::{Unwatched, Watched};
     use crate::units::{Bytes, NodeId};
 
     fn texts(lines: &[Line]) -> Vec<&str> {
@@ -150,6 +158,11 @@ mod tests {
         let mut one = target(1, "db");
         one.excluded.clear();
         one.held = [(Hold::Shared, Bytes::ZERO), (Hold::Pinned, Bytes(4096))];
+        one.watched = Watched {
+            known: Bytes::from_mib(3),
+            resident: Bytes::from_mib(64),
+            lacks: Some(Unwatched::NotFound),
+        };
         one.allowed_nodes = Some(vec![NodeId(1), NodeId(3)]);
         one.move_pages = PageCounts {
             moved: 9,
@@ -161,11 +174,12 @@ mod tests {
         };
         let lines = Told::default().news(&report(1, vec![one]));
         let warnings: Vec<bool> = lines.iter().map(|l| l.is_warning).collect();
-        assert_eq!(warnings, [false, false, false, false, true]);
+        assert_eq!(warnings, [false, false, true, false, false, true]);
         let texts = texts(&lines).join("\n");
         for words in [
             "4.0 KiB not moved for now, pinned: held by the kernel",
             "among nodes 1,3 only",
+            "only 3.0 MiB of 64.0 MiB that it has in memory is watched: not found",
             "2 pages not moved, absent",
             "3 pages not moved, no_room",
             "4 pages not moved, refused: the kernel forbids it",

@@ -2,7 +2,7 @@
 
 use crate::tiering::observation::Exclusion;
 use crate::tiering::pageout::PagingRest;
-use crate::tiering::report::{Hold, PauseReason};
+use crate::tiering::report::{Hold, PauseReason, Unwatched};
 
 /// Why nothing is moved, with its name.
 pub(in crate::telemetry) fn explained(reason: PauseReason) -> String {
@@ -28,6 +28,16 @@ pub(in crate::telemetry) fn excluded(why: Exclusion) -> &'static str {
         Exclusion::Policy => "bound by its program; `move_bound = true` of the target moves it",
         Exclusion::Configured => "left out by `include` or `exclude` of the target",
         Exclusion::Special => "the kernel's, a device's, or without access",
+    }
+}
+
+/// Why much of what a target has in memory is not watched.
+pub(in crate::telemetry) fn unwatched(why: Unwatched) -> String {
+    match why {
+        Unwatched::Excluded(why) => format!("{} ({})", why.as_str(), excluded(why)),
+        Unwatched::NotFound => {
+            "not found in what it has mapped: see `pagemap-scan` of `hmkeeper check`".into()
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::{ShareStatus, Status, TargetStatus, excluded, explained, held, paging_rests};
+use super::{
+    ShareStatus, Status, TargetStatus, excluded, explained, held, paging_rests, unwatched,
+};
 use crate::tiering::plan::Direction;
 use crate::units::{Bytes, Pid};
 
@@ -138,6 +140,7 @@ impl TargetStatus {
             self.samples_accessed,
             self.samples_unknown
         )?;
+        self.write_covered(out)?;
         if let Some(bytes) = self.written_bytes {
             writeln!(out, "  writes {} in an epoch", Bytes(bytes))?;
         }
@@ -219,6 +222,21 @@ impl TargetStatus {
         Ok(())
     }
 
+    /// What of its memory is watched, and why the rest is not.
+    fn write_covered(&self, out: &mut String) -> std::fmt::Result {
+        if self.resident_bytes > 0 {
+            let (covered, resident) = (Bytes(self.covered_bytes), Bytes(self.resident_bytes));
+            writeln!(
+                out,
+                "  watches {covered} of {resident} that it has in memory"
+            )?;
+        }
+        if let Some(why) = self.not_covered {
+            writeln!(out, "  the rest: {}", unwatched(why))?;
+        }
+        Ok(())
+    }
+
     /// What went to swap, where that is wanted.
     fn write_paging(&self, out: &mut String) -> std::fmt::Result {
         if self.paged_out_bytes > 0 {
@@ -291,7 +309,7 @@ mod tests {
     use super::*;
     use crate::telemetry::testing::{report, snapshot, target};
     use crate::tiering::observation::Exclusion;
-    use crate::tiering::report::{Hold, PauseReason};
+    use crate::tiering::report::{Hold, PauseReason, Unwatched};
     use crate::units::{Nanos, NodeId};
 
     fn status() -> Status {
@@ -315,6 +333,7 @@ cxl1             1              80.0 MiB    1.0 GiB          -          -
 page cache made room so far: 24.0 MiB
 
 db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed, 9 unknown)
+  watches 1.0 GiB of 1.0 GiB that it has in memory
   writes 60.0 MiB in an epoch
   costs it 1.7 % of its CPU time: profiling 1.2 %, migration 0.4 %, own share 0.1 %; limit 5.0 %
   TIER               RESIDENT   ACCESSES
@@ -351,6 +370,7 @@ not there: absent
         .map(|why| (why, Bytes(1023 << 40)))
         .to_vec();
         long.held = [Hold::Shared, Hold::Pinned].map(|why| (why, Bytes(1023 << 40)));
+        long.watched.lacks = Some(Unwatched::Excluded(Exclusion::Locked));
         long.allowed_nodes = Some((0..64).map(NodeId).collect());
         long.paused = Some(PauseReason::SamplerBlind);
         snapshot.standing = PauseReason::ALL.to_vec();

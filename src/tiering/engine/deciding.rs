@@ -19,7 +19,7 @@ impl Engine {
     /// Whether no sample of a target is seen accessed, although it is busy; for some epochs, as
     /// long as configured.
     pub(super) fn is_blind(&self, target: TargetId) -> bool {
-        let silent = f64::from(self.targets[&target].silent);
+        let silent = self.targets[&target].silent;
         silent * self.pace.share() >= f64::from(BLIND_EPOCHS)
     }
 

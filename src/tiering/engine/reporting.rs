@@ -71,6 +71,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 ranking: ranking(&engine.tiers, &ratios.views[i]),
                 eligible: target.eligible.iter().map(|r| r.bytes()).sum(),
                 excluded: target.excluded.clone(),
+                watched: told.watched,
                 held: [(Hold::Shared, survey.shared), (Hold::Pinned, survey.kept)],
                 allowed_nodes: target.allowed_nodes.clone(),
                 resident: resident(&engine.tiers, survey),

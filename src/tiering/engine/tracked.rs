@@ -2,6 +2,7 @@
 
 use super::accesses::Latest;
 use super::stays::Stays;
+use super::watched::Lack;
 use crate::tiering::observation::{Forgotten, Looked, Mapped, TargetId};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
@@ -18,8 +19,9 @@ pub(super) struct Tracked {
     pub(super) raised: f32,
     /// CPU time of its own, and for its memory, when it was seen last.
     pub(super) cpu_time: Option<(Nanos, Nanos)>,
-    /// Epochs in a row in which it was busy and no sample was seen accessed.
-    pub(super) silent: u32,
+    /// Epochs in a row in which it was busy and no sample was seen accessed; one in which
+    /// samples were fewer than regions is as much less of one.
+    pub(super) silent: f64,
     /// Where its threads run.
     pub(super) stays: Stays,
     /// Pages of regions of which nothing is known yet: those that came of a split
@@ -49,6 +51,8 @@ pub(super) struct Tracked {
     pub(super) returns: Returns,
     /// What its hit rates rest on.
     pub(super) latest: Latest,
+    /// What of it is not watched.
+    pub(super) lack: Lack,
     /// Where the round of recounting residency goes on.
     recount: VirtAddr,
 }
@@ -59,7 +63,7 @@ impl Default for Tracked {
             map: RegionMap::default(),
             raised: 0.0,
             cpu_time: None,
-            silent: 0,
+            silent: 0.0,
             stays: Stays::default(),
             uncounted: 0,
             unknown: 0,
@@ -75,6 +79,7 @@ impl Default for Tracked {
             alike: Alike::default(),
             returns: Returns::default(),
             latest: Latest::default(),
+            lack: Lack::default(),
             recount: VirtAddr(0),
         }
     }
