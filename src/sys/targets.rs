@@ -113,7 +113,7 @@ impl SysTargets {
             .flat_map(|n| n.cpus.iter().map(|&cpu| (cpu, n.id)));
         Self {
             root: root.clone(),
-            nodes: tiers.nodes().iter().map(|n| n.id).collect(),
+            nodes: tiers.used().map(|n| n.id).collect(),
             cpu_node: cpus.collect(),
             specs: Vec::new(),
             watched: BTreeMap::new(),
