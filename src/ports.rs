@@ -187,6 +187,11 @@ impl Families {
         Self(families.into_values().filter(|f| f.len() > 1).collect())
     }
 
+    /// Processes of the largest one; 0 where there is none.
+    pub fn largest(&self) -> usize {
+        self.0.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
     /// That of a process, itself among them; `None` where it is alone.
     pub fn of_process(&self, pid: Pid) -> Option<&[Pid]> {
         let family = self.0.iter().find(|family| family.contains(&pid))?;
@@ -198,6 +203,8 @@ impl Families {
 pub trait Targets {
     /// Watches these from now on; those no longer named are let go.
     fn select(&mut self, specs: &[TargetSpec]);
+    /// The machine has these nodes and CPUs from now on.
+    fn retier(&mut self, _tiers: &TierTable) {}
     /// Looks at all of them now.
     ///
     /// # Errors
@@ -310,6 +317,8 @@ pub trait Residency {
     /// Memory per node now, and if asked for how late each answers: with [`Asking::Auto`] only as often
     /// as that costs little, and `None` of all nodes in the epochs between.
     fn nodes(&mut self, asks_latency: Asking) -> Result<Vec<NodeUsage>, PortError>;
+    /// The machine has these nodes from now on.
+    fn retier(&mut self, _tiers: &TierTable) {}
 }
 
 /// Tells which tiers there are.

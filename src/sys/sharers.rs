@@ -42,6 +42,8 @@ pub(super) struct Sharers {
     families: Families,
     maps: HashMap<Pid, Option<Pagemap>>,
     theirs: Vec<Entry>,
+    /// Whether it was said that a family is too large.
+    told: bool,
 }
 
 impl Sharers {
@@ -55,13 +57,26 @@ impl Sharers {
             families: Families::default(),
             maps: HashMap::new(),
             theirs: Vec::new(),
+            told: false,
         }
     }
 
     /// Who belongs together from now on. Page maps are opened anew.
     pub(super) fn relate(&mut self, families: &Families) {
+        self.tell_limit(families);
         self.families.clone_from(families);
         self.let_go();
+    }
+
+    /// Says once that a family is too large to be compared.
+    fn tell_limit(&mut self, families: &Families) {
+        let most = families.largest();
+        if most > FAMILY_MOST && !std::mem::replace(&mut self.told, true) {
+            tracing::warn!(
+                "{most} processes of one [[targets]] are watched, and up to {FAMILY_MOST} are compared: memory that \
+                 these share with each other is not moved; select fewer by a section"
+            );
+        }
     }
 
     /// Closes the page maps: one that stays open tells nothing more once its process runs

@@ -33,12 +33,15 @@ use crate::tiering::tier::{
 };
 use crate::units::{Bandwidth, Nanos, NodeId};
 
+mod change;
 mod device;
 mod doubt;
 #[cfg(feature = "hwloc")]
 mod hwloc;
 mod order;
 mod sysfs;
+
+pub use change::{Layout, layout};
 
 /// SLIT distance of a node to itself.
 const LOCAL_DISTANCE: u32 = 10;
