@@ -393,6 +393,10 @@ impl Worker {
         let change = before.change(&self.layout);
         let mut config = self.config.clone();
         config.tiers = config.tiers.map(|tiers| self.layout.keep(tiers));
+        if config.tiers.as_ref().is_some_and(Vec::is_empty) {
+            warn!("{change}: no node of [[tiers]] is left; nothing is moved until one is back");
+            return;
+        }
         let tiers = match read_tiers(&self.root, &config) {
             Ok(tiers) => tiers,
             Err(error) => {

@@ -628,8 +628,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let findings = probe(&Root::at(dir.path()));
         for finding in &findings {
-            let works_anywhere =
-                ["other-movers", "move-pages", "processes"].contains(&finding.name);
+            let works_anywhere = ["other-movers", "move-pages"].contains(&finding.name);
             assert_eq!(
                 finding.state == State::Present,
                 works_anywhere,

@@ -8,8 +8,9 @@
 //! and the bandwidths. Where distances or tiers are against the latencies, a warning names the
 //! figures, and the latencies are used unless most are against them.
 //!
-//! Less latency with less bandwidth is what HBM beside DRAM has, and the kernel's tiers count
-//! both: these two against latencies are no contradiction.
+//! Less latency with less bandwidth is what DRAM beside HBM has, and the kernel's tiers count
+//! both: these two against the latencies of an initiator's own or nearer memory are no
+//! contradiction.
 
 use super::{Facts, HBM_BANDWIDTH_RATIO, Readings};
 use crate::tiering::tier::{Node, SAME_RANK};
@@ -79,6 +80,8 @@ struct Votes {
     distance: i32,
     tier: i32,
     bandwidth: i32,
+    /// Whether `near` is the initiator's own memory.
+    own: bool,
 }
 
 impl Votes {
@@ -103,11 +106,13 @@ impl Votes {
                 }
                 _ => 0,
             },
+            own: near.id == from,
         }
     }
 
     fn contradict(self) -> bool {
-        self.distance < 0 || (self.tier < 0 && self.bandwidth >= 0)
+        let is_wider = self.bandwidth < 0 && (self.distance > 0 || self.own);
+        self.distance < 0 || (self.tier < 0 && !is_wider)
     }
 
     /// Whether most are against the latencies, which count for themselves.

@@ -16,8 +16,9 @@ const STEP: f64 = 1.25;
 /// What stands in for a figure: slower classes are greater.
 fn class(node: &Node) -> (u32, u8) {
     let kind = match node.kind {
-        MemoryKind::Dram | MemoryKind::Hbm => 0,
-        MemoryKind::Unknown | MemoryKind::Cxl => 1,
+        // Unknown is no reason to hold it to be slow.
+        MemoryKind::Dram | MemoryKind::Hbm | MemoryKind::Unknown => 0,
+        MemoryKind::Cxl => 1,
         MemoryKind::Pmm => 2,
         MemoryKind::Device => 3,
     };
@@ -35,12 +36,11 @@ fn same(a: Nanos, b: Nanos) -> bool {
 
 /// Takes nodes apart that have one distance, as far as something else tells.
 pub(super) fn hint(facts: &mut Facts, paths: &mut [Path]) {
-    let is_own = |path: &Path| path.from == path.to;
     let is_guess = |path: &Path| {
         matches!(
             path.latency.source,
             Source::ScaledByDistance | Source::Distance
-        ) && !is_own(path)
+        )
     };
     let mut told = false;
     for from in facts.initiators().collect::<Vec<_>>() {

@@ -188,8 +188,8 @@ fn sockets_with_and_without_memory_each_have_a_view() {
         (3, 0, "2", "12 12 12 10"),
     ]);
     let (table, _) = read(&dir, None);
-    // From 0 and 3 both are one distance away, and 2 is DRAM for sure.
-    assert_eq!(ranks(&table), ["0: 2 1", "2: 2 1", "3: 2 1"]);
+    // From 0 and 3 both are one distance away.
+    assert_eq!(ranks(&table), ["0: 1,2", "2: 2 1", "3: 1,2"]);
 }
 
 #[test]

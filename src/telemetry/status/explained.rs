@@ -50,9 +50,7 @@ pub(in crate::telemetry) fn paging_rests(why: PagingRest) -> &'static str {
 /// Why memory cannot be moved for now.
 pub(in crate::telemetry) fn held(why: Hold) -> &'static str {
     match why {
-        Hold::Shared => {
-            "in another process too, as after a fork, or merged by KSM: until that ends or it is written"
-        }
+        Hold::Shared => "in another process too (fork, KSM): until that ends or writes",
         Hold::Pinned => "held by the kernel when last tried, as for I/O: tried again later",
     }
 }
