@@ -1,7 +1,7 @@
 //! Nodes whose memory is an accelerator's own.
 //!
 //! **Problem.** Some GPUs show their memory as NUMA nodes without CPUs (NVIDIA's GB200 and
-//! GH200, POWER9 with NVLink). The GPU's programs count on that memory, and the driver
+//! GH200, POWER9). The GPU's programs count on that memory, and the driver
 //! takes the node offline when it resets the device. No data of others belongs there.
 //!
 //! **Approach.** Memory that the DAX driver made a node of is nobody else's: persistent
