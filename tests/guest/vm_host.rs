@@ -11,6 +11,14 @@ use crate::common::{
     Daemon, PATIENCE, Site, Workload, body, in_guest, output_of, sh, show, target, wait_for,
 };
 
+/// The daemon's own cgroup.
+const GROUP: &str = "/sys/fs/cgroup/hmkeeper-itself";
+/// The guest's own memory cannot be taken offline: the kernel keeps its tables there. So
+/// its list of nodes is covered by one without the last.
+const LIST: &str = "/sys/devices/system/node/has_memory";
+/// Says that this program is to be a process without its main thread.
+const HEADLESS: &str = "HMKEEPER_TEST_HEADLESS";
+
 /// Waits until the log has these words, and tells how often.
 fn until_logged(daemon: &Daemon, words: &str) -> usize {
     wait_for(words, PATIENCE, || {
@@ -27,7 +35,6 @@ fn nodes_that_our_own_cpuset_lacks_are_told_once() {
     if !in_guest() {
         return;
     }
-    const GROUP: &str = "/sys/fs/cgroup/hmkeeper-itself";
     sh(&format!(
         "echo +cpuset >/sys/fs/cgroup/cgroup.subtree_control && mkdir -p {GROUP} && \
          echo 0,3 >{GROUP}/cpuset.mems"
@@ -68,9 +75,6 @@ fn memory_that_comes_and_goes_is_noticed() {
     if !in_guest() {
         return;
     }
-    // The guest's own memory cannot be taken offline: the kernel keeps its tables there. So
-    // its list of nodes is covered by one without the last.
-    const LIST: &str = "/sys/devices/system/node/has_memory";
     let mut workload = Workload::small();
     let site = Site::new();
     site.write_config(&body(workload.pid(), ""));
@@ -108,8 +112,6 @@ fn as_a_process_without_its_main_thread() {
     // SAFETY: ends the calling thread, whose stack nobody else refers to.
     unsafe { libc::syscall(libc::SYS_exit, 0) };
 }
-
-const HEADLESS: &str = "HMKEEPER_TEST_HEADLESS";
 
 #[test]
 fn a_process_without_its_main_thread_is_told_once() {
