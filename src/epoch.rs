@@ -204,6 +204,10 @@ impl EpochLoop {
         if let Some(recorder) = &mut self.recorder {
             recorder.configured(&engine, &tiers);
         }
+        if tiers != *self.engine.tiers() {
+            self.ports.targets.retier(&tiers);
+            self.ports.residency.retier(&tiers);
+        }
         self.engine.configure(engine, tiers);
         // What it was planned for no longer holds.
         if let Some(plan) = self.plan.as_mut() {

@@ -225,6 +225,8 @@ impl Sharing {
 pub trait Targets {
     /// Watches these from now on; those no longer named are let go.
     fn select(&mut self, specs: &[TargetSpec]);
+    /// The machine has these nodes and CPUs from now on.
+    fn retier(&mut self, _tiers: &TierTable) {}
     /// Looks at all of them now.
     ///
     /// # Errors
@@ -343,6 +345,8 @@ pub trait Residency {
     fn nodes(&mut self, asks_latency: Asking) -> Result<Vec<NodeUsage>, PortError>;
     /// What is shared from now on.
     fn relate(&mut self, _sharing: &Sharing) {}
+    /// The machine has these nodes from now on.
+    fn retier(&mut self, _tiers: &TierTable) {}
 }
 
 /// Tells which tiers there are.

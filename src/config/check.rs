@@ -344,6 +344,10 @@ fn nodes(value: &Value) -> Option<Vec<NodeId>> {
     (count > 0 && nodes.len() == count).then_some(nodes)
 }
 
+/// What memory can have: on the package at least, behind switches at most.
+const LATENCY_LEAST: Nanos = Nanos(10);
+const LATENCY_MOST: Nanos = Nanos(50_000);
+
 fn tiers(check: &mut Checker, raw: &[Spanned<RawTier>]) -> Option<Vec<Tier>> {
     let mut names: HashMap<String, usize> = HashMap::new();
     let mut owners: HashMap<NodeId, String> = HashMap::new();
@@ -387,11 +391,18 @@ fn tiers(check: &mut Checker, raw: &[Spanned<RawTier>]) -> Option<Vec<Tier>> {
         } else {
             check.bytes(capacity, &key("capacity"), Bytes(PAGE_BYTES))
         };
+        let latency = raw.latency.as_ref();
+        let latency = if is_auto(latency) {
+            None
+        } else {
+            check.time(latency, &key("latency"), LATENCY_LEAST, LATENCY_MOST)
+        };
         if let (Some(name), Some(nodes)) = (name, list) {
             tiers.push(Tier {
                 name,
                 nodes,
                 capacity,
+                latency,
             });
         }
     }

@@ -202,6 +202,7 @@ pub struct RawTier {
     pub name: Option<Entry>,
     pub nodes: Option<Entry>,
     pub capacity: Option<Entry>,
+    pub latency: Option<Entry>,
 }
 
 /// One of `[[targets]]`

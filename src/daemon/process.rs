@@ -7,6 +7,7 @@ use procfs::process::Process;
 
 use crate::sys::pagemap::is_gone;
 use crate::sys::root::Root;
+use crate::sys::targets::headless;
 use crate::units::Pid;
 
 /// `PF_KTHREAD` of `include/linux/sched.h`, in field 9 of `/proc/PID/stat`.
@@ -27,6 +28,9 @@ pub enum NoTarget {
     /// It has ended and waits for its parent.
     #[error("pid {0}: has ended already")]
     Zombie(Pid),
+    /// Its main thread has ended, and others live on.
+    #[error("pid {0}: {1}")]
+    Headless(Pid, String),
     /// It is this program.
     #[error("pid {0}: is hmkeeper itself; name another process")]
     Ourselves(Pid),
@@ -57,7 +61,9 @@ pub fn check(root: &Root, pid: Pid) -> Result<String, NoTarget> {
         return Err(NoTarget::KernelThread(pid));
     }
     if matches!(stat.state, 'Z' | 'X') {
-        return Err(NoTarget::Zombie(pid));
+        return Err(
+            headless(root, pid).map_or(NoTarget::Zombie(pid), |why| NoTarget::Headless(pid, why))
+        );
     }
     // /proc/TID is there for every thread, but not listed.
     let leader = process.status().map_err(failed)?.tgid;

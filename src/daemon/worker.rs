@@ -16,23 +16,25 @@ use super::error::DaemonError;
 use super::heart::Heart;
 use super::process::{self, NoTarget};
 use crate::config::Config;
-use crate::epoch::{EpochLoop, longest_migration};
+use crate::epoch::{EpochLoop, LoopSettings, longest_migration};
 use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch};
 use crate::record::file::Writer;
 use crate::sys::clock::{SysClock, Waker};
 use crate::sys::mover::SysMover;
+use crate::sys::own_nodes;
 use crate::sys::pager::SysPager;
+use crate::sys::probe;
 use crate::sys::residency::SysResidency;
 use crate::sys::root::Root;
 use crate::sys::sampler;
 use crate::sys::soft_dirty::SoftDirty;
 use crate::sys::targets::SysTargets;
-use crate::sys::topology::SysTopology;
+use crate::sys::topology::{self, Layout, SysTopology};
 use crate::telemetry::{Snapshot, log};
 use crate::tiering::report::PauseReason;
 use crate::tiering::settings::Asking;
 use crate::tiering::tier::TierTable;
-use crate::units::Pid;
+use crate::units::{NodeId, Pid};
 
 /// Turns that may fail in a row before the daemon gives up.
 const FAILURES_MAX: u32 = 5;
@@ -195,6 +197,10 @@ struct Worker {
     pauses: Vec<PauseReason>,
     /// Why memory stays where it is, as far as logged.
     told: log::Told,
+    /// The machine's nodes and CPUs when its tiers were last read.
+    layout: Layout,
+    /// Nodes that our own cpuset lacks, as far as logged.
+    denied: Vec<NodeId>,
     dry_run: bool,
     epochs: Option<u64>,
     cpus: usize,
@@ -209,6 +215,10 @@ impl Worker {
         let root = Root::host();
         let config = plan.config;
         let tiers = read_tiers(&root, &config)?;
+        let layout = topology::layout(&root);
+        for warning in probe::start_warnings(&root) {
+            warn!("{warning}");
+        }
         let sampler = sampler::open(&root, config.sampler, &config.daemon.state_dir)?;
         let kind = AccessSampler::kind(&*sampler);
         let (clock, waker) = SysClock::new(&root);
@@ -247,6 +257,8 @@ impl Worker {
             operator_paused: false,
             pauses: Vec::new(),
             told: log::Told::default(),
+            layout,
+            denied: Vec::new(),
             dry_run: plan.dry_run,
             epochs: plan.epochs,
             cpus,
@@ -257,6 +269,7 @@ impl Worker {
         };
         worker.select();
         worker.show_settings();
+        worker.look_at_own_nodes();
         let handle = Handle {
             commands,
             waker,
@@ -304,6 +317,8 @@ impl Worker {
                             shared.record(report);
                         });
                         self.log_pauses();
+                        self.look_at_machine();
+                        self.look_at_own_nodes();
                     }
                 }
                 Err(error) => {
@@ -357,19 +372,72 @@ impl Worker {
             }
             Command::Configure(config, tiers, done) => {
                 let settings = config.loop_settings(self.cpus, self.dry_run);
-                self.looping.configure(settings, tiers.clone());
+                self.use_tiers(settings, tiers);
                 self.config = *config;
                 self.select();
-                self.snapshots.send_if_modified(|shared| {
-                    Arc::make_mut(shared).tiers = Arc::new(tiers);
-                    false
-                });
                 self.show_settings();
                 let _ = done.send(());
             }
             Command::Stop => return true,
         }
         false
+    }
+
+    /// Reads the tiers anew where nodes or CPUs came or went.
+    fn look_at_machine(&mut self) {
+        let now = topology::layout(&self.root);
+        if now.is_like(&self.layout) {
+            return;
+        }
+        let before = std::mem::replace(&mut self.layout, now);
+        let change = before.change(&self.layout);
+        let mut config = self.config.clone();
+        config.tiers = config.tiers.map(|tiers| self.layout.keep(tiers));
+        if config.tiers.as_ref().is_some_and(Vec::is_empty) {
+            warn!("{change}: no node of [[tiers]] is left; nothing is moved until one is back");
+            return;
+        }
+        let tiers = match read_tiers(&self.root, &config) {
+            Ok(tiers) => tiers,
+            Err(error) => {
+                warn!("{change}, and the tiers could not be read anew: {error}; the old ones hold");
+                return;
+            }
+        };
+        let names: Vec<&str> = tiers.tiers().iter().map(|t| t.name.as_str()).collect();
+        warn!("{change}: tiers are {} now", names.join(", "));
+        let settings = self.config.loop_settings(self.cpus, self.dry_run);
+        self.use_tiers(settings, tiers);
+        self.show_settings();
+    }
+
+    fn use_tiers(&mut self, settings: LoopSettings, tiers: TierTable) {
+        self.looping.configure(settings, tiers.clone());
+        self.snapshots.send_if_modified(|shared| {
+            Arc::make_mut(shared).tiers = Arc::new(tiers);
+            false
+        });
+    }
+
+    /// Says once which nodes our own cpuset lacks, and when it allows them.
+    fn look_at_own_nodes(&mut self) {
+        let denied = own_nodes::lacking(&self.root, self.looping.tiers());
+        if denied == self.denied {
+            return;
+        }
+        let notes = if denied.is_empty() {
+            info!("hmkeeper's own cpuset allows all nodes now");
+            Vec::new()
+        } else {
+            let note = own_nodes::explained(&denied);
+            warn!("{note}");
+            vec![note]
+        };
+        self.denied = denied;
+        self.snapshots.send_if_modified(|shared| {
+            Arc::make_mut(shared).notes = notes;
+            false
+        });
     }
 
     fn select(&mut self) {

@@ -355,6 +355,7 @@ fn types_check_what_they_can_when_they_are_read() {
         name: name.into(),
         nodes: vec![NodeId(node)],
         capacity: None,
+        latency: None,
     };
     assert!(table(vec![tier("a", 0)], vec![node.clone()]));
     // Nodes that are not there, a name or node twice, and more than a kernel can have.

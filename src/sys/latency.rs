@@ -83,7 +83,7 @@ impl LatencyProbe {
             }
             has
         };
-        let ids = tiers.nodes().iter().map(|node| node.id);
+        let ids = tiers.used().map(|node| node.id);
         let ids = ids.filter(|&node| CAN_EVICT && has_room(node));
         let mut probe = Self {
             nodes: ids.filter_map(|node| Probed::on(tiers, node)).collect(),

@@ -42,6 +42,7 @@ use std::io;
 use super::clock::thread_cpu_time;
 use super::frames::Frames;
 use super::kpageflags::{Folio, KpageFlags};
+use super::mounts;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{Entry, Pfn, PfnNodes};
 use super::root::Root;
@@ -134,7 +135,7 @@ impl IdleSampler {
         let flags = KpageFlags::open(root).map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => PortError::Missing {
                 what: root.proc("kpageflags").display().to_string(),
-                remedy: "use a kernel with CONFIG_PROC_PAGE_MONITOR=y".into(),
+                remedy: mounts::absent_in_proc(root, "CONFIG_PROC_PAGE_MONITOR=y"),
             },
             _ => forbidden_or_failed(root.proc("kpageflags").display().to_string(), e),
         })?;
@@ -429,8 +430,10 @@ pub fn try_own_page(root: &Root) -> Result<String, PortError> {
 }
 
 fn explain(root: &Root, path: &str, error: io::Error) -> PortError {
-    let what = root.sys(path).display().to_string();
+    let path = root.sys(path);
+    let what = path.display().to_string();
     match error.kind() {
+        _ if mounts::is_read_only(&error) => mounts::read_only(root, &path),
         io::ErrorKind::NotFound => PortError::Missing {
             what,
             remedy: "use a kernel with CONFIG_IDLE_PAGE_TRACKING=y, or sampler = \"damon\"".into(),

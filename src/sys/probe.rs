@@ -14,8 +14,9 @@ use super::kpageflags::KpageFlags;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{Pagemap, Pfn};
 use super::root::Root;
-use super::{mover, page_idle, pager, referenced, soft_dirty};
-use crate::ports::PortError;
+use super::topology::{self, SysTopology};
+use super::{mounts, mover, own_nodes, page_idle, pager, referenced, soft_dirty};
+use crate::ports::{PortError, Topology};
 
 /// Whether something can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -116,6 +117,12 @@ impl Finding {
                 e.to_string(),
                 "run as root, outside of a container that forbids it",
             ),
+            Err(e) if mounts::is_read_only(&e) => Self::lacking(
+                name,
+                State::Forbidden,
+                e.to_string(),
+                "mount /proc and /sys writable: ProtectKernelTunables=no in the unit",
+            ),
             Err(e) => Self::lacking(name, State::Missing, e.to_string(), remedy),
         }
     }
@@ -132,6 +139,7 @@ pub fn probe(root: &Root) -> Vec<Finding> {
         sampler(&idle, &vaddr, &paddr, &referenced),
         move_pages(root).required(),
         memory_nodes(root),
+        own_cpuset(root),
         idle,
         vaddr,
         paddr,
@@ -144,6 +152,7 @@ pub fn probe(root: &Root) -> Vec<Finding> {
         pagemap_scan(root),
     ];
     findings.extend(capabilities(root));
+    findings.push(processes(root));
     findings.push(other_movers(root));
     findings
 }
@@ -232,9 +241,14 @@ fn move_pages(root: &Root) -> Finding {
     let tried = (|| {
         let own = OwnPages::new(1)?;
         let home = own.move_first(None)?;
+        let left_out: Vec<i32> = topology::left_out(root)
+            .unwrap_or_default()
+            .into_iter()
+            .filter_map(|(node, _)| i32::try_from(node.0).ok())
+            .collect();
         let others: Vec<i32> = nodes_with_memory(root)
             .into_iter()
-            .filter(|&node| node != home)
+            .filter(|&node| node != home && !left_out.contains(&node))
             .collect();
         if others.is_empty() {
             return Ok(Ok(format!(
@@ -298,8 +312,75 @@ fn memory_nodes(root: &Root) -> Finding {
             "nothing need be done to observe; moving needs a second node (CXL memory as system \
              RAM, several sockets, or numa=fake=4 on the kernel's command line to try)",
         ),
-        count => Finding::present(name, format!("{count} nodes with memory: {listed}")),
+        count => {
+            let mut detail = format!("{count} nodes with memory: {listed}");
+            for (_, why) in topology::left_out(root).unwrap_or_default() {
+                detail += "; ";
+                detail += &why;
+            }
+            Finding::present(name, detail)
+        }
     }
+}
+
+/// Whether we may move to every node ourselves.
+fn own_cpuset(root: &Root) -> Finding {
+    let name = "own-cpuset";
+    let lacking = match SysTopology::new(root, None).read() {
+        Ok(tiers) => own_nodes::lacking(root, &tiers),
+        Err(error) => {
+            let remedy = "see memory-nodes";
+            return Finding::lacking(name, State::Missing, error.to_string(), remedy);
+        }
+    };
+    if lacking.is_empty() {
+        return Finding::present(name, "it allows all nodes");
+    }
+    let text = own_nodes::explained(&lacking);
+    let (detail, remedy) = text.split_once("; ").unwrap_or((&text, ""));
+    Finding::lacking(name, State::Forbidden, detail, remedy)
+}
+
+/// Whether processes of others can be seen.
+fn processes(root: &Root) -> Finding {
+    let name = "processes";
+    if let Some(why) = hidden_processes(root) {
+        let remedy = "run with CAP_SYS_PTRACE, or set ProtectProc=default in the unit, or mount /proc \
+                      without hidepid";
+        return Finding::lacking(name, State::Forbidden, why, remedy);
+    }
+    match fs::read_dir(root.proc("")) {
+        Ok(_) => Finding::present(name, "those of all users are seen"),
+        Err(e) => Finding::of_io(name, Err(e), "mount /proc: mount -t proc proc /proc"),
+    }
+}
+
+/// How `/proc` hides processes of others from us; whoever may trace them sees them.
+fn hidden_processes(root: &Root) -> Option<String> {
+    let hides = mounts::hides_processes(root)?;
+    let may_trace = may(effective(root), &[CAP_SYS_PTRACE]);
+    (!may_trace).then(|| format!("/proc is mounted with {hides}: those of other users are hidden"))
+}
+
+/// What an operator should know at the start of the daemon: what is missing that does not
+/// keep it from running.
+pub fn start_warnings(root: &Root) -> Vec<String> {
+    let effective = effective(root);
+    let mut warnings: Vec<String> = CAPABILITIES
+        .into_iter()
+        .filter(|(_, bits, _)| !may(effective, bits))
+        .map(|(name, _, what_for)| {
+            let constant = constant(name);
+            format!(
+                "{constant} is missing, without which hmkeeper cannot: {what_for}; run as root or with \
+                 AmbientCapabilities={constant}"
+            )
+        })
+        .collect();
+    warnings.extend(hidden_processes(root).map(|why| {
+        format!("{why}; run with CAP_SYS_PTRACE, or set ProtectProc=default in the unit")
+    }));
+    warnings
 }
 
 fn soft_dirty(root: &Root) -> Finding {
@@ -344,28 +425,53 @@ fn pagemap_scan(root: &Root) -> Finding {
     Finding::of_io("pagemap-scan", tried, remedy)
 }
 
-/// Name, bit (`linux/capability.h`), and what fails without it.
-const CAPABILITIES: [(&str, u32, &str); 2] = [
+const CAP_SYS_PTRACE: u32 = 19;
+
+/// Name, bits of which one is enough (`linux/capability.h`), and what fails without it.
+const CAPABILITIES: [(&str, &[u32], &str); 4] = [
     (
         "cap-sys-ptrace",
-        19,
-        "reads page maps, and moves pages, of processes of other users",
+        &[CAP_SYS_PTRACE],
+        "look at processes of other users, and move their pages",
     ),
     (
         "cap-sys-admin",
-        21,
-        "tells page frames, which idle-page tracking needs",
+        &[21],
+        "tell page frames, which idle-page tracking needs",
+    ),
+    (
+        "cap-sys-nice",
+        &[23],
+        "move pages that several processes share, and page out",
+    ),
+    (
+        // CAP_DAC_OVERRIDE is more.
+        "cap-dac-read-search",
+        &[2, 1],
+        "read page maps of processes of other users",
     ),
 ];
 
-fn capabilities(root: &Root) -> impl Iterator<Item = Finding> + use<> {
+fn may(effective: u64, bits: &[u32]) -> bool {
+    bits.iter().any(|bit| effective >> bit & 1 == 1)
+}
+
+fn effective(root: &Root) -> u64 {
     let status = fs::read_to_string(root.proc(own_pid().to_string()).join("status"));
-    let effective = effective_capabilities(&status.unwrap_or_default());
-    CAPABILITIES.into_iter().map(move |(name, bit, what_for)| {
-        if effective >> bit & 1 == 1 {
+    effective_capabilities(&status.unwrap_or_default())
+}
+
+fn constant(name: &str) -> String {
+    name.to_uppercase().replace('-', "_")
+}
+
+fn capabilities(root: &Root) -> impl Iterator<Item = Finding> + use<> {
+    let effective = effective(root);
+    CAPABILITIES.into_iter().map(move |(name, bits, what_for)| {
+        if may(effective, bits) {
             Finding::present(name, format!("effective: {what_for}"))
         } else {
-            let constant = name.to_uppercase().replace('-', "_");
+            let constant = constant(name);
             Finding::lacking(
                 name,
                 State::Forbidden,
@@ -394,7 +500,10 @@ fn other_movers(root: &Root) -> Finding {
         remedies.push(format!("write 0 to {}", balancing.display()));
     }
     let demotion = root.sys("kernel/mm/numa/demotion_enabled");
-    if read_trimmed(&demotion).is_some_and(|on| on == "true" || on == "1") {
+    let demotes = read_trimmed(&demotion).is_some_and(|on| on == "true" || on == "1");
+    // Without swap it is all that keeps a full node from an OOM kill: nobody is advised against it.
+    let is_needed = demotes && !has_swap(root);
+    if demotes && !is_needed {
         found.push("the kernel's demotion on reclaim".into());
         remedies.push(format!("write 0 to {}", demotion.display()));
     }
@@ -413,6 +522,11 @@ fn other_movers(root: &Root) -> Finding {
             remedies.push(format!("stop {name}"));
         }
     }
+    if found.is_empty() && is_needed {
+        let detail = "none but the kernel's demotion on reclaim: leave it on, for without swap it keeps \
+                      full nodes from an OOM kill";
+        return Finding::present("other-movers", detail);
+    }
     if found.is_empty() {
         return Finding::present("other-movers", "none found");
     }
@@ -422,6 +536,12 @@ fn other_movers(root: &Root) -> Finding {
         found.join(", "),
         format!("they disturb each other: {}", remedies.join("; ")),
     )
+}
+
+/// Whether any swap is on: `/proc/swaps` has a line for each below its head.
+fn has_swap(root: &Root) -> bool {
+    let swaps = fs::read_to_string(root.proc("swaps")).unwrap_or_default();
+    swaps.lines().skip(1).any(|line| !line.trim().is_empty())
 }
 
 fn read_trimmed(path: &std::path::Path) -> Option<String> {
@@ -487,6 +607,12 @@ mod tests {
             "N\n",
         );
         put(dir.path(), "proc/77/comm", "numad\n");
+        let swaps = "Filename\tType\tSize\tUsed\tPriority\n";
+        put(
+            dir.path(),
+            "proc/swaps",
+            &format!("{swaps}/dev/zram0\tpartition\t1\t0\t1\n"),
+        );
         let finding = other_movers(&Root::at(dir.path()));
         assert_eq!(finding.state, State::Busy);
         for part in ["mode 2", "demotion", "damon_stat", "numad"] {
@@ -494,6 +620,79 @@ mod tests {
         }
         assert!(!finding.detail.contains("damon_reclaim"));
         assert!(finding.remedy.contains("damon_stat/parameters/enabled"));
+        assert!(finding.remedy.contains("demotion_enabled"));
+        // Without swap demotion keeps programs alive.
+        put(dir.path(), "proc/swaps", swaps);
+        let finding = other_movers(&Root::at(dir.path()));
+        assert!(!finding.remedy.contains("demotion_enabled"), "{finding:?}");
+        put(dir.path(), "proc/sys/kernel/numa_balancing", "0\n");
+        put(
+            dir.path(),
+            "sys/module/damon_stat/parameters/enabled",
+            "N\n",
+        );
+        put(dir.path(), "proc/77/comm", "bash\n");
+        let finding = other_movers(&Root::at(dir.path()));
+        assert_eq!(finding.state, State::Present);
+        assert!(finding.detail.contains("leave it on"), "{finding:?}");
+    }
+
+    #[test]
+    fn missing_capabilities_and_hidden_processes_are_told_at_the_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
+        let status = format!("proc/{}/status", own_pid());
+        let bits = |bits: &[u32]| bits.iter().fold(0_u64, |all, bit| all | 1 << bit);
+        put(
+            dir.path(),
+            &status,
+            &format!("CapEff:\t{:016x}\n", bits(&[1, 19, 21, 23])),
+        );
+        assert_eq!(start_warnings(&root), Vec::<String>::new());
+        put(
+            dir.path(),
+            &status,
+            &format!("CapEff:\t{:016x}\n", bits(&[21])),
+        );
+        let here = dir.path().display();
+        let mount = format!("22 20 0:20 / {here}/proc rw - proc proc rw,hidepid=invisible\n");
+        put(dir.path(), "proc/self/mountinfo", &mount);
+        let warnings = start_warnings(&root);
+        let parts = [
+            "CAP_SYS_PTRACE",
+            "CAP_SYS_NICE",
+            "CAP_DAC_READ_SEARCH",
+            "hidepid=invisible",
+        ];
+        assert_eq!(warnings.len(), parts.len(), "{warnings:?}");
+        for (warning, part) in warnings.iter().zip(parts) {
+            assert!(warning.contains(part), "{part}: {warning}");
+        }
+        let findings = probe(&root);
+        for name in ["cap-sys-nice", "cap-dac-read-search", "processes"] {
+            assert_eq!(named(&findings, name).state, State::Forbidden, "{name}");
+        }
+    }
+
+    #[test]
+    fn nodes_that_our_own_cpuset_lacks_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::at(dir.path());
+        let nodes = "sys/devices/system/node";
+        put(dir.path(), &format!("{nodes}/online"), "0-2\n");
+        for node in 0..3 {
+            let meminfo = format!("Node {node} MemTotal: 1024 kB\n");
+            put(dir.path(), &format!("{nodes}/node{node}/meminfo"), &meminfo);
+        }
+        put(dir.path(), &format!("{nodes}/node0/cpulist"), "0\n");
+        let status = format!("proc/{}/status", own_pid());
+        put(dir.path(), &status, "Mems_allowed_list:\t0\n");
+        let finding = own_cpuset(&root);
+        assert_eq!(finding.state, State::Forbidden);
+        assert!(finding.detail.contains("lacks nodes 1, 2"), "{finding:?}");
+        assert!(finding.remedy.contains("cpuset.mems"), "{finding:?}");
+        put(dir.path(), &status, "Mems_allowed_list:\t0-7\n");
+        assert_eq!(own_cpuset(&root).state, State::Present);
     }
 
     #[test]

@@ -32,6 +32,7 @@ use std::time::Instant;
 
 use super::frames::{Frames, by_target};
 use super::kpageflags::{Flags, KpageFlags};
+use super::mounts;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{PfnNodes, is_gone};
 use super::root::Root;
@@ -367,8 +368,13 @@ pub(super) fn try_own_pages(root: &Root) -> Result<String, PortError> {
         remedy: "use a kernel with CONFIG_PROC_PAGE_MONITOR=y".into(),
     };
     let mut look = |touch: bool| -> Result<Bytes, PortError> {
-        if clear(root, own_pid()).is_err() {
-            return Err(missing("/proc/PID/clear_refs".into()));
+        match clear(root, own_pid()) {
+            Err(e) if mounts::is_read_only(&e) => {
+                let path = root.proc(own_pid().to_string()).join("clear_refs");
+                return Err(mounts::read_only(root, &path));
+            }
+            Err(_) => return Err(missing("/proc/PID/clear_refs".into())),
+            Ok(()) => {}
         }
         if touch {
             for index in 0..TRIAL_PAGES {

@@ -110,6 +110,15 @@ impl Residency for SysResidency {
         }
         Ok(usage)
     }
+
+    fn retier(&mut self, tiers: &TierTable) {
+        if let Some(known) = &mut self.tiers {
+            known.clone_from(tiers);
+        }
+        // Its buffers may be on a node that has gone, and none is on one that came.
+        self.probe = None;
+        self.until_cache = 0;
+    }
 }
 
 /// Memory of every node that has any.

@@ -22,11 +22,12 @@ use std::fs;
 use std::sync::Arc;
 
 use super::clock::monotonic;
+use super::own_pages::own_pid;
 use super::pagemap::Pagemap;
 use super::root::Root;
 use crate::ports::{PortError, Selector, Sharing, TargetEvent, TargetSpec, Targets};
 use crate::tiering::observation::{Mapped, Share, TargetId, TargetMap};
-use crate::tiering::tier::TierTable;
+use crate::tiering::tier::{Node, TierTable};
 use crate::units::{Nanos, NodeId, PageRange, Pid};
 
 mod attributes;
@@ -42,8 +43,9 @@ mod shared;
 use attributes::{Attributes, Known};
 use eligible::Eligible;
 use present::{Presence, Terms};
+pub use process::headless;
 use process::{Handle, Status};
-pub(in crate::sys) use process::{NANOS_PER_TICK, Stat};
+pub(in crate::sys) use process::{NANOS_PER_TICK, Stat, mems_allowed};
 use shared::{Lent, Mapping, Member, Pools};
 
 /// Looking for targets may take this share of elapsed time: 1 in so many.
@@ -95,6 +97,8 @@ pub struct SysTargets {
     /// Nodes with memory that is in the table.
     nodes: Vec<NodeId>,
     cpu_node: HashMap<u32, NodeId>,
+    /// Nodes that our own cpuset allows, at the last look.
+    own_nodes: Option<Vec<NodeId>>,
     specs: Vec<TargetSpec>,
     watched: BTreeMap<Pid, Watched>,
     next_id: u32,
@@ -114,14 +118,11 @@ pub struct SysTargets {
 impl SysTargets {
     /// Over the kernel below `root`; `tiers` tells which CPU is on which node.
     pub fn new(root: &Root, tiers: &TierTable) -> Self {
-        let cpus = tiers
-            .nodes()
-            .iter()
-            .flat_map(|n| n.cpus.iter().map(|&cpu| (cpu, n.id)));
         Self {
             root: root.clone(),
-            nodes: tiers.nodes().iter().map(|n| n.id).collect(),
-            cpu_node: cpus.collect(),
+            nodes: tiers.used().map(|n| n.id).collect(),
+            cpu_node: cpu_nodes(tiers),
+            own_nodes: None,
             specs: Vec::new(),
             watched: BTreeMap::new(),
             next_id: 0,
@@ -229,15 +230,15 @@ impl SysTargets {
             return Err(Refusal::NotMeant("it is a kernel thread".into()));
         }
         if stat.is_dead() {
-            return Err(Refusal::Gone);
+            let headless = process::headless(&self.root, pid);
+            return Err(headless.map_or(Refusal::Gone, Refusal::Forbidden));
         }
-        let mut handle = Handle::open(&self.root, pid).map_err(|e| match e.raw_os_error() {
-            Some(libc::ESRCH | libc::ENOENT) => Refusal::Gone,
-            Some(libc::EACCES | libc::EPERM) => Refusal::Forbidden(
-                "its memory may not be looked at: run hmkeeper as root or with CAP_SYS_PTRACE"
-                    .into(),
-            ),
-            _ => Refusal::Forbidden(e.to_string()),
+        let mut handle = Handle::open(&self.root, pid).map_err(|why| {
+            if why.is_gone() {
+                Refusal::Gone
+            } else {
+                Refusal::Forbidden(why.explained())
+            }
         })?;
         // One that is ending has given its memory back before it is a zombie.
         if !handle.has_memory() {
@@ -287,6 +288,15 @@ impl SysTargets {
             return Reading::Unwatchable(e.to_string());
         }
         if self.text.is_empty() {
+            if let Some(why) = stat
+                .is_dead()
+                .then(|| process::headless(&self.root, pid))
+                .flatten()
+            {
+                // Told once: when it is found again it is known to be refused.
+                self.refused.insert(pid, stat.start_time);
+                return Reading::Unwatchable(why);
+            }
             // While it is being torn down it has no memory but has not ended.
             return if stat.is_dead() || watched.handle.has_ended() {
                 Reading::Ended
@@ -303,8 +313,7 @@ impl SysTargets {
         self.share_cpu(pid, watched);
         let mapped = status.mapped();
         self.narrow(pid, watched, &mut eligible.ranges, mapped);
-        let allowed = status
-            .mems_allowed
+        let allowed = both(status.mems_allowed, self.own_nodes.as_deref())
             .filter(|allowed| !self.nodes.iter().all(|n| allowed.contains(n)))
             .map(|mut allowed| {
                 allowed.retain(|n| self.nodes.contains(n));
@@ -434,6 +443,29 @@ impl SysTargets {
     }
 }
 
+/// Which CPU is on which node.
+fn cpu_nodes(tiers: &TierTable) -> HashMap<u32, NodeId> {
+    let on = |node: &Node| {
+        node.cpus
+            .iter()
+            .map(|&cpu| (cpu, node.id))
+            .collect::<Vec<_>>()
+    };
+    tiers.nodes().iter().flat_map(on).collect()
+}
+
+/// Nodes that a target may use and that we may move to: `None` is all.
+fn both(theirs: Option<Vec<NodeId>>, own: Option<&[NodeId]>) -> Option<Vec<NodeId>> {
+    match (theirs, own) {
+        (Some(mut theirs), Some(own)) => {
+            theirs.retain(|node| own.contains(node));
+            Some(theirs)
+        }
+        (None, Some(own)) => Some(own.to_vec()),
+        (theirs, None) => theirs,
+    }
+}
+
 /// Why a process is not watched.
 #[derive(Debug)]
 enum Refusal {
@@ -494,10 +526,16 @@ impl Targets for SysTargets {
         self.next_scan = Nanos::ZERO;
     }
 
+    fn retier(&mut self, tiers: &TierTable) {
+        self.nodes = tiers.used().map(|n| n.id).collect();
+        self.cpu_node = cpu_nodes(tiers);
+    }
+
     fn read(&mut self, events: &mut Vec<TargetEvent>) -> Result<Vec<TargetMap>, PortError> {
         if monotonic() >= self.next_scan {
             self.discover(events)?;
         }
+        self.own_nodes = process::mems_allowed(&self.root, own_pid());
         let mut watched = std::mem::take(&mut self.watched);
         self.sharers = watched.len();
         let mut all = Vec::with_capacity(watched.len());

@@ -10,12 +10,16 @@
 //! 2. hwloc's memory attributes for the initiator's CPUs;
 //! 3. the figure of the nearest initiator, times the ratio of the SLIT
 //!    distances (bandwidth: divided by it);
-//! 4. the SLIT distance alone, with 10 taken for [`LOCAL_LATENCY`].
+//! 4. the initiator's figure for its own memory, times the SLIT distance over 10;
+//! 5. the SLIT distance alone, with 10 taken for [`LOCAL_LATENCY`].
 //!
 //! Where both sysfs and hwloc speak and differ, sysfs wins and a warning says so.
+//! Figures that cannot be are dropped, and those that contradict each other are weighed
+//! ([`doubt`]). Distances that tell nothing apart are helped by the kernel's own tiers.
+//! What the operator says in `[[tiers]]` comes last and wins ([`order`]).
 //!
-//! CPUs of a node without memory count with the nearest node that has some,
-//! which is where the kernel places their memory too.
+//! A node with CPUs and no memory ranks the others by its own figures. An accelerator's
+//! own memory is in no tier unless one names it ([`device`]).
 //!
 //! hwloc of the host is never asked about a machine below another [`Root`].
 
@@ -29,9 +33,15 @@ use crate::tiering::tier::{
 };
 use crate::units::{Bandwidth, Nanos, NodeId};
 
+mod change;
+mod device;
+mod doubt;
 #[cfg(feature = "hwloc")]
 mod hwloc;
+mod order;
 mod sysfs;
+
+pub use change::{Layout, layout};
 
 /// SLIT distance of a node to itself.
 const LOCAL_DISTANCE: u32 = 10;
@@ -57,6 +67,8 @@ struct Facts {
     nodes: Vec<Node>,
     distances: BTreeMap<(NodeId, NodeId), u32>,
     readings: Readings,
+    /// Nodes that no tier gets by itself, each with the reason.
+    left_out: Vec<(NodeId, String)>,
     warnings: Vec<String>,
 }
 
@@ -77,24 +89,35 @@ impl Facts {
             .map(|n| n.id)
     }
 
-    /// Gives the CPUs of nodes without memory to the nearest one that has some.
-    fn adopt(&mut self, orphans: Vec<(NodeId, Vec<u32>)>) {
-        for (orphan, cpus) in orphans {
-            let nearest = (0..self.nodes.len())
-                .min_by_key(|&i| (self.distance(orphan, self.nodes[i].id), self.nodes[i].id));
-            let Some(nearest) = nearest else { continue };
-            let home = &mut self.nodes[nearest];
-            self.warnings.push(format!(
-                "node {orphan} has CPUs but no memory: its CPUs count with node {}",
-                home.id
-            ));
-            home.cpus.extend(cpus);
-            home.cpus.sort_unstable();
-            if home.kind == MemoryKind::Unknown {
-                home.kind = MemoryKind::Dram;
+    /// Says which nodes with memory no tier has, though none was named by hand.
+    fn tell_left_out(&mut self, tiers: &[Tier]) {
+        for (node, why) in &self.left_out {
+            if !tiers.iter().any(|tier| tier.nodes.contains(node)) {
+                self.warnings.push(left_out_text(*node, why));
             }
         }
     }
+
+    /// Nodes with memory.
+    fn memory(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|n| !n.size.is_zero())
+    }
+}
+
+fn left_out_text(node: NodeId, why: &str) -> String {
+    format!("node {node} is left out: {why}; name it in [[tiers]] to use it")
+}
+
+/// What is said of each node below `root` that is left out.
+///
+/// # Errors
+/// When the nodes cannot be read.
+pub fn left_out(root: &Root) -> Result<Vec<(NodeId, String)>, PortError> {
+    let facts = sysfs::read(root)?;
+    let all = facts.left_out.iter();
+    Ok(all
+        .map(|(node, why)| (*node, left_out_text(*node, why)))
+        .collect())
 }
 
 /// Where the facts come from.
@@ -141,7 +164,7 @@ impl SysTopology {
     /// # Errors
     /// When the nodes cannot be read, or the tiers name what is not there.
     pub fn read_with_warnings(&self) -> Result<(TierTable, Vec<String>), PortError> {
-        let (mut facts, second) = match &self.origin {
+        let (mut facts, mut second) = match &self.origin {
             Origin::Kernel(root) => {
                 let mut facts = sysfs::read(root)?;
                 let second = host_hwloc(root, &mut facts);
@@ -154,12 +177,17 @@ impl SysTopology {
             Origin::Xml(_) => Source::Hwloc,
         };
         compare(&mut facts, &second);
-        let paths = paths(&facts, source, &second);
+        doubt::weed(&mut facts, &mut second);
+        let mut paths = paths(&facts, source, &second);
         find_hbm(&mut facts.nodes, &paths);
-        let tiers = self
-            .tiers
-            .clone()
-            .unwrap_or_else(|| TierTable::default_tiers(&facts.nodes));
+        order::hint(&mut facts, &mut paths);
+        let tiers = if let Some(tiers) = &self.tiers {
+            order::obey(tiers, &mut facts, &mut paths);
+            tiers.clone()
+        } else {
+            TierTable::default_tiers(&facts.nodes)
+        };
+        facts.tell_left_out(&tiers);
         let table =
             TierTable::new(tiers, facts.nodes, paths).map_err(|e| PortError::Malformed {
                 what: "tiers".into(),
@@ -265,7 +293,7 @@ fn paths(facts: &Facts, source: Source, second: &Readings) -> Vec<Path> {
     };
     let mut paths = Vec::with_capacity(initiators.len() * facts.nodes.len());
     for &from in &initiators {
-        for to in facts.nodes.iter().map(|n| n.id) {
+        for to in facts.memory().map(|n| n.id) {
             let distance = facts.distance(from, to);
             // The nearest of the others that has a figure, if this one has none.
             let nearest = |has: &dyn Fn(NodeId) -> bool| {
@@ -283,6 +311,14 @@ fn paths(facts: &Facts, source: Source, second: &Readings) -> Vec<Path> {
                     source: Source::ScaledByDistance,
                 })
             };
+            // Firmware that describes only some nodes: in one scale with these.
+            let from_own = || {
+                let own = latency((from, from))?.value.0;
+                Some(Figure {
+                    value: Nanos(scale(own, distance, facts.distance(from, from))),
+                    source: Source::ScaledByDistance,
+                })
+            };
             let scaled_bandwidth = || {
                 let near = nearest(&|i| bandwidth((i, to)).is_some())?;
                 let value = bandwidth((near, to))?.value.0;
@@ -297,6 +333,7 @@ fn paths(facts: &Facts, source: Source, second: &Readings) -> Vec<Path> {
                 distance,
                 latency: latency((from, to))
                     .or_else(scaled_latency)
+                    .or_else(from_own)
                     .unwrap_or(Figure {
                         value: Nanos(scale(LOCAL_LATENCY.0, distance, LOCAL_DISTANCE)),
                         source: Source::Distance,

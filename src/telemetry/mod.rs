@@ -55,6 +55,8 @@ pub struct Snapshot {
     /// What holds whatever the last epoch says: the operator, a dry run, a
     /// machine with one tier.
     pub standing: Vec<PauseReason>,
+    /// What keeps some of the machine from being used, each in one line.
+    pub notes: Vec<String>,
     /// The last epoch; number 0 before the first.
     pub report: EpochReport,
     /// Sums over all epochs.
@@ -78,6 +80,7 @@ impl Snapshot {
             tiers,
             configured: Vec::new(),
             standing: Vec::new(),
+            notes: Vec::new(),
             report: EpochReport::default(),
             totals: Totals::default(),
             mover: None,

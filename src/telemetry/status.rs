@@ -47,6 +47,9 @@ pub struct Status {
     pub epoch: u64,
     /// Why nothing is moved, for everybody; empty when moving.
     pub paused: Vec<PauseReason>,
+    /// What keeps some of the machine from being used, each in one line.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// The machine's tiers.
     pub tiers: Vec<TierStatus>,
     /// Page cache that made room.
@@ -294,6 +297,7 @@ impl Status {
             epoch_seconds: snapshot.epoch_interval().as_secs_f64(),
             epoch: report.epoch,
             paused: snapshot.paused(),
+            notes: snapshot.notes.clone(),
             tiers: tiers(snapshot),
             page_cache: CacheStatus {
                 reclaimed_bytes: totals.reclaimed.values().copied().sum::<Bytes>().0,

@@ -25,16 +25,19 @@ pub enum PauseReason {
     OneTier,
     /// No exchange would pay for its move in the time that it lasts.
     NoGain,
+    /// Cpusets leave a target no second tier, though there are some.
+    Cpuset,
 }
 
 impl PauseReason {
     /// Every reason, for registering metrics.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Operator,
         Self::DryRun,
         Self::SamplerBlind,
         Self::OneTier,
         Self::NoGain,
+        Self::Cpuset,
     ];
 
     /// The label in metrics and logs.
@@ -45,6 +48,7 @@ impl PauseReason {
             Self::SamplerBlind => "sampler-blind",
             Self::OneTier => "one-tier",
             Self::NoGain => "no-gain",
+            Self::Cpuset => "cpuset",
         }
     }
 }

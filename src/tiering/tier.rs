@@ -30,7 +30,8 @@ pub enum Source {
     Sysfs,
     /// hwloc's memory attributes.
     Hwloc,
-    /// An HMAT figure of the nearest initiator, scaled by the SLIT distances.
+    /// A figure of the nearest initiator, or of the initiator's own memory, scaled by the
+    /// SLIT distances.
     ScaledByDistance,
     /// Nothing but the SLIT distance, with 10 taken for [`LOCAL_LATENCY`].
     Distance,
@@ -63,6 +64,9 @@ pub enum MemoryKind {
     Hbm,
     /// Without CPUs, and nothing tells what it is.
     Unknown,
+    /// An accelerator's own memory. Its driver may want it back whole: it is used only
+    /// where a tier names it.
+    Device,
 }
 
 impl MemoryKind {
@@ -74,6 +78,7 @@ impl MemoryKind {
             Self::Cxl => "cxl",
             Self::Hbm => "hbm",
             Self::Unknown => "mem",
+            Self::Device => "device",
         }
     }
 }
@@ -87,16 +92,20 @@ pub struct Tier {
     pub nodes: Vec<NodeId>,
     /// At most so much of it is used for targets; `None`: all that is free.
     pub capacity: Option<Bytes>,
+    /// Read latency as the nearest CPUs see it, where the operator says. It is in the
+    /// paths of the table already.
+    #[serde(skip)]
+    pub latency: Option<Nanos>,
 }
 
-/// A node with memory.
+/// A node with memory, or with CPUs, or with both.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
     /// Which.
     pub id: NodeId,
     /// What kind of memory.
     pub kind: MemoryKind,
-    /// All its memory.
+    /// All its memory; zero where there are only CPUs.
     pub size: Bytes,
     /// Its CPUs, ascending; empty for memory only.
     pub cpus: Vec<u32>,
@@ -223,10 +232,11 @@ impl TierTable {
         mut nodes: Vec<Node>,
         paths: Vec<Path>,
     ) -> Result<Self, TierTableError> {
-        if nodes.is_empty() {
+        nodes.sort_by_key(|n| n.id);
+        let has_memory = |n: &&Node| !n.size.is_zero();
+        if !nodes.iter().any(|n| has_memory(&n)) {
             return Err(TierTableError::NoNodes);
         }
-        nodes.sort_by_key(|n| n.id);
         for (i, tier) in tiers.iter().enumerate() {
             if tier.nodes.is_empty() {
                 return Err(TierTableError::Empty(tier.name.clone()));
@@ -235,8 +245,10 @@ impl TierTable {
                 return Err(TierTableError::NameTwice(tier.name.clone()));
             }
             for &node in &tier.nodes {
-                if !nodes.iter().any(|n| n.id == node) {
-                    let present: Vec<String> = nodes.iter().map(|n| n.id.to_string()).collect();
+                let mut with_memory = nodes.iter().filter(has_memory);
+                if !with_memory.any(|n| n.id == node) {
+                    let present = nodes.iter().filter(has_memory);
+                    let present: Vec<String> = present.map(|n| n.id.to_string()).collect();
                     return Err(TierTableError::NoSuchNode {
                         tier: tier.name.clone(),
                         node,
@@ -264,14 +276,17 @@ impl TierTable {
         })
     }
 
-    /// One tier per node, named after its kind and number: `dram0`, `cxl3`.
+    /// One tier per node, named after its kind and number: `dram0`, `cxl3`. Nodes without
+    /// memory and accelerators' own memory are in none.
     pub fn default_tiers(nodes: &[Node]) -> Vec<Tier> {
         let mut tiers: Vec<Tier> = nodes
             .iter()
+            .filter(|n| n.kind != MemoryKind::Device && !n.size.is_zero())
             .map(|n| Tier {
                 name: format!("{}{}", n.kind.as_str(), n.id),
                 nodes: vec![n.id],
                 capacity: None,
+                latency: None,
             })
             .collect();
         tiers.sort_by_key(|t| t.nodes[0]);
@@ -283,9 +298,14 @@ impl TierTable {
         &self.tiers
     }
 
-    /// All nodes with memory, ascending.
+    /// All nodes, ascending; some may be in no tier.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
+    }
+
+    /// The nodes that are in a tier, ascending: no other is moved to or from.
+    pub fn used(&self) -> impl Iterator<Item = &Node> {
+        (self.nodes.iter()).filter(|node| self.tier_of(node.id).is_some())
     }
 
     /// All paths.
@@ -513,6 +533,7 @@ mod tests {
             name: "all".into(),
             nodes: apart.nodes().iter().map(|n| n.id).collect(),
             capacity: None,
+            latency: None,
         }];
         let table = TierTable::new(joined, apart.nodes().to_vec(), apart.paths().to_vec()).unwrap();
         assert_eq!(table.tiers().len(), 1);
@@ -553,6 +574,7 @@ mod tests {
             name: name.into(),
             nodes: ids.iter().copied().map(NodeId).collect(),
             capacity: None,
+            latency: None,
         };
         let error = |tiers| {
             TierTable::new(tiers, nodes(), vec![])

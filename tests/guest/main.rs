@@ -24,6 +24,7 @@ mod vm_demo;
 mod vm_errors;
 mod vm_headroom;
 mod vm_hit_rate;
+mod vm_host;
 mod vm_integrity;
 mod vm_no_gain;
 mod vm_one_node;

@@ -103,17 +103,42 @@ fn neither_idle_tracking_nor_damon() {
     let site = Site::new();
     site.write_config(&body(workload.pid(), ""));
     // In mounts of its own, where the kernel's directories are covered by empty ones.
+    let setup = "mount -t tmpfs none /sys/kernel/mm/page_idle && \
+                 mount -t tmpfs none /sys/kernel/mm/damon";
+    assert_error(
+        &output_within(&in_own_mounts(&site, setup)),
+        3,
+        &["CONFIG_IDLE_PAGE_TRACKING", "CONFIG_DAMON_VADDR"],
+    );
+    workload.assert_alive();
+}
+
+/// A daemon in mounts of its own that `setup` has changed.
+fn in_own_mounts(site: &Site, setup: &str) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c"]).arg(format!(
-        "mount -t tmpfs none /sys/kernel/mm/page_idle && mount -t tmpfs none /sys/kernel/mm/damon && \
-         exec {} run --config {}",
+        "{setup} && exec {} run --config {}",
         env!("CARGO_BIN_EXE_hmkeeper"),
         site.config().display()
     ));
+    command
+}
+
+#[test]
+fn a_read_only_sys_is_named_with_its_mount() {
+    if !in_guest() {
+        return;
+    }
+    let mut workload = Workload::small();
+    let site = Site::new();
+    site.write_config(&body(workload.pid(), ""));
+    // As ProtectKernelTunables= of a unit does.
+    let setup =
+        "mount --make-rprivate / && mount --bind /sys /sys && mount -o remount,bind,ro /sys";
     assert_error(
-        &output_within(&command),
+        &output_within(&in_own_mounts(&site, setup)),
         3,
-        &["CONFIG_IDLE_PAGE_TRACKING", "CONFIG_DAMON_VADDR"],
+        &["/sys is mounted read-only", "ProtectKernelTunables=no"],
     );
     workload.assert_alive();
 }

@@ -60,6 +60,7 @@ use self::watch::{Watch, address};
 use super::clock::thread_cpu_time;
 use super::frames::{Frames, by_target};
 use super::kpageflags::{Folio, KpageFlags};
+use super::mounts;
 use super::own_pages::own_pid;
 use super::pagemap::{Entry, PfnNodes};
 use super::root::Root;
@@ -445,6 +446,13 @@ impl DamonSampler {
                 "use Linux 6.7 or later with CONFIG_EVENT_TRACING=y, and mount its tracefs: mount -t \
                  tracefs tracefs /sys/kernel/tracing",
             ),
+            Some(libc::EROFS) => {
+                // Its tracing instance is on a mount of its own.
+                let admin = self.admin.path();
+                let tracing = self.root.sys("kernel/tracing");
+                let is_it = mounts::is_read_only_mount(&self.root, admin).is_some();
+                mounts::read_only(&self.root, if is_it { admin } else { &tracing })
+            }
             Some(libc::EACCES | libc::EPERM) => PortError::Forbidden {
                 what,
                 remedy: "run as root, outside of a container that hides it".into(),

@@ -65,6 +65,8 @@ pub(super) struct Forked {
     cursor: VirtAddr,
     next: Nanos,
     members: BTreeSet<TargetId>,
+    /// Whether it was said that there are too many.
+    told: bool,
 }
 
 impl Default for Forked {
@@ -74,6 +76,7 @@ impl Default for Forked {
             cursor: VirtAddr(0),
             next: Nanos::ZERO,
             members: BTreeSet::new(),
+            told: false,
         }
     }
 }
@@ -98,6 +101,13 @@ impl Forked {
             self.cursor = VirtAddr(0);
         } else if now < self.next {
             return;
+        }
+        if family.len() > FAMILY_MOST && !std::mem::replace(&mut self.told, true) {
+            tracing::warn!(
+                "{} processes of one [[targets]] are watched, and up to {FAMILY_MOST} are compared: memory that \
+                 these share since a fork is not moved; select fewer by a section",
+                family.len()
+            );
         }
         if family.len() < 2 || family.len() > FAMILY_MOST {
             self.blocks.clear();

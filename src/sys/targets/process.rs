@@ -138,6 +138,11 @@ impl Status {
     }
 }
 
+/// Nodes that a process's cpuset allows; `None` where the kernel does not tell.
+pub(in crate::sys) fn mems_allowed(root: &Root, pid: Pid) -> Option<Vec<NodeId>> {
+    Status::of(root, pid)?.mems_allowed
+}
+
 fn kib(value: &str) -> u64 {
     let number = value.trim().trim_end_matches("kB").trim();
     number.parse().unwrap_or(0)
@@ -177,15 +182,71 @@ pub(super) struct Handle {
     maps: File,
 }
 
+/// Why there is no hold on a process.
+#[derive(Debug)]
+pub(super) enum NoHandle {
+    /// `pidfd_open` failed.
+    Pidfd(io::Error),
+    /// Its mappings cannot be opened.
+    Maps(io::Error),
+    /// These can, but its page map cannot.
+    Pagemap(io::Error),
+}
+
+impl NoHandle {
+    /// Whether it is because the process has ended.
+    pub(super) fn is_gone(&self) -> bool {
+        let (Self::Pidfd(error) | Self::Maps(error) | Self::Pagemap(error)) = self;
+        error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+    }
+
+    /// What is in the way, and the remedy.
+    pub(super) fn explained(&self) -> String {
+        match self {
+            // The kernel itself lets everybody have one: whoever forbids it is not a capability.
+            Self::Pidfd(error)
+                if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) =>
+            {
+                "pidfd_open is denied by a seccomp filter or a security module: allow it in \
+                 SystemCallFilter= of the unit or in the container's profile"
+                    .into()
+            }
+            Self::Pidfd(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+                "pidfd_open is not there: use Linux 5.3 or later, or allow it in the seccomp \
+                 filter of the container"
+                    .into()
+            }
+            Self::Pidfd(error) => format!("pidfd_open: {error}"),
+            Self::Maps(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                "its memory may not be looked at: run hmkeeper as root or with CAP_SYS_PTRACE"
+                    .into()
+            }
+            Self::Pagemap(_) => "its page map may not be read: run hmkeeper as root with all \
+                 capabilities, or with CAP_DAC_READ_SEARCH"
+                .into(),
+            Self::Maps(error) => format!("its mappings cannot be read: {error}"),
+        }
+    }
+}
+
 impl Handle {
-    pub(super) fn open(root: &Root, pid: Pid) -> io::Result<Self> {
+    pub(super) fn open(root: &Root, pid: Pid) -> Result<Self, NoHandle> {
         let pidfd = if *root == Root::host() {
-            let pid = rustix::process::Pid::from_raw(pid.0).ok_or(io::ErrorKind::NotFound)?;
-            Some(pidfd_open(pid, PidfdFlags::empty())?)
+            let gone = || NoHandle::Maps(io::ErrorKind::NotFound.into());
+            let pid = rustix::process::Pid::from_raw(pid.0).ok_or_else(gone)?;
+            let pidfd = pidfd_open(pid, PidfdFlags::empty());
+            Some(pidfd.map_err(|e| NoHandle::Pidfd(e.into()))?)
         } else {
             None
         };
-        let maps = File::open(root.proc(format!("{pid}/maps")))?;
+        let maps = File::open(root.proc(format!("{pid}/maps"))).map_err(NoHandle::Maps)?;
+        // Its mode shuts out whoever may look at the process but is not its user.
+        match File::open(root.proc(format!("{pid}/pagemap"))) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(NoHandle::Pagemap(e));
+            }
+            _ => {}
+        }
         Ok(Self { pidfd, maps })
     }
 
@@ -245,6 +306,20 @@ pub(super) fn thread_time(root: &Root, pid: Pid, tid: i32, stat: &Stat) -> Nanos
         .ok()
         .and_then(|text| text.split_ascii_whitespace().next()?.parse().ok())
         .map_or(stat.ticks, Nanos)
+}
+
+/// Why a process cannot be watched whose main thread has ended and others have not: the
+/// kernel shows memory through the main thread only. `None` where none is left.
+pub fn headless(root: &Root, pid: Pid) -> Option<String> {
+    let others = threads(root, pid).into_iter().filter(|&tid| tid != pid.0);
+    let alive = others.filter_map(|tid| Stat::of_thread(root, pid, tid));
+    let count = alive.filter(|stat| !stat.is_dead()).count();
+    (count > 0).then(|| {
+        format!(
+            "its main thread has ended, through which the kernel shows its memory; {count} other \
+             threads live on: its program would have to keep the main thread"
+        )
+    })
 }
 
 /// The threads of a process.

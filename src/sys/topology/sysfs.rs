@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use super::{Facts, Reading};
+use super::{Facts, Reading, device};
 use crate::ports::PortError;
 use crate::sys::root::Root;
 use crate::sys::text;
 use crate::tiering::tier::{MemoryKind, Node};
 use crate::units::{Bandwidth, Nanos, NodeId};
 
-const NODES: &str = "devices/system/node";
+pub(super) const NODES: &str = "devices/system/node";
 const TIERS: &str = "devices/virtual/memory_tiering";
 
 /// Reads everything. A file that firmware or kernel does not provide is a
@@ -23,7 +23,6 @@ pub(super) fn read(root: &Root) -> Result<Facts, PortError> {
     let kernel_tiers = kernel_tiers(root);
     let kinds = dax_kinds(root);
     let mut facts = Facts::default();
-    let mut orphans = Vec::new();
     for &id in &online {
         let dir = root.sys(NODES).join(format!("node{id}"));
         let node = NodeId(id);
@@ -39,26 +38,26 @@ pub(super) fn read(root: &Root) -> Result<Facts, PortError> {
         } else {
             crate::units::Bytes::ZERO
         };
-        if size.is_zero() {
-            if !cpus.is_empty() {
-                orphans.push((node, cpus));
-            }
+        if size.is_zero() && cpus.is_empty() {
             continue;
         }
-        readings(&dir, node, &mut facts);
+        if !size.is_zero() {
+            readings(&dir, node, &mut facts);
+        }
         facts.nodes.push(Node {
             id: node,
             kind: match kinds.get(&node) {
-                Some(&kind) => kind,
-                None if cpus.is_empty() => MemoryKind::Unknown,
-                None => MemoryKind::Dram,
+                Some(&Some(kind)) => kind,
+                _ if cpus.is_empty() => MemoryKind::Unknown,
+                _ => MemoryKind::Dram,
             },
             size,
             cpus,
             kernel_tier: kernel_tiers.get(&node).copied(),
         });
     }
-    facts.adopt(orphans);
+    let of_dax: Vec<NodeId> = kinds.into_keys().collect();
+    device::find(root, &of_dax, &mut facts);
     Ok(facts)
 }
 
@@ -135,9 +134,9 @@ fn kernel_tiers(root: &Root) -> BTreeMap<NodeId, u32> {
 }
 
 /// What stands behind nodes that a DAX device was turned into: the device's
-/// path names the bus.
-fn dax_kinds(root: &Root) -> BTreeMap<NodeId, MemoryKind> {
-    let mut kinds = BTreeMap::new();
+/// path names the bus. `None` for a device of which it does not.
+fn dax_kinds(root: &Root) -> BTreeMap<NodeId, Option<MemoryKind>> {
+    let mut kinds: BTreeMap<NodeId, Option<MemoryKind>> = BTreeMap::new();
     for entry in fs::read_dir(root.sys("bus/dax/devices"))
         .into_iter()
         .flatten()
@@ -156,8 +155,9 @@ fn dax_kinds(root: &Root) -> BTreeMap<NodeId, MemoryKind> {
                 None
             }
         });
-        if let (Some(node), Some(kind)) = (node, kind) {
-            kinds.insert(NodeId(node), kind);
+        if let Some(node) = node {
+            let known = kinds.entry(NodeId(node)).or_default();
+            *known = known.or(kind);
         }
     }
     kinds

@@ -11,6 +11,9 @@ pub(in crate::telemetry) fn explained(reason: PauseReason) -> String {
         PauseReason::DryRun => "plans are made and counted only",
         PauseReason::SamplerBlind => "busy, but no page is ever seen accessed",
         PauseReason::OneTier => "this machine has nothing to move to",
+        PauseReason::Cpuset => {
+            "its cpuset, or hmkeeper's own, allows nodes of one tier only: see cpuset.mems"
+        }
         PauseReason::NoGain => "no exchange would pay for its move in the time that it lasts",
     };
     format!("{} ({why})", reason.as_str())
@@ -57,7 +60,7 @@ pub(in crate::telemetry) fn paging_rests(why: PagingRest) -> &'static str {
 /// Why memory cannot be moved for now.
 pub(in crate::telemetry) fn held(why: Hold) -> &'static str {
     match why {
-        Hold::Shared => "in another process too, as after a fork: until that ends or writes",
+        Hold::Shared => "in another process too (fork, KSM): until that ends or writes",
         Hold::Pinned => "held by the kernel when last tried, as for I/O: tried again later",
     }
 }

@@ -50,6 +50,14 @@ impl Status {
         for reason in &self.paused {
             writeln!(out, "nothing is moved: {}", explained(*reason))?;
         }
+        for note in &self.notes {
+            // What and why stand before the remedy, which may be cut.
+            let (what, remedy) = note.split_once("; ").unwrap_or((note, ""));
+            writeln!(out, "{what}")?;
+            if !remedy.is_empty() {
+                writeln!(out, "  {remedy}")?;
+            }
+        }
         let cost = &self.cost;
         writeln!(
             out,
@@ -342,7 +350,7 @@ db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed
   NOT MOVED             BYTES  WHY, AND WHAT WOULD CHANGE THAT
   file                3.0 MiB  of files, such as programs; anonymous memory is moved
   locked              5.0 MiB  mlocked by its program; `move_locked = true` of the target moves it
-  shared pages        6.0 MiB  in another process too, as after a fork: until that ends or writes
+  shared pages        6.0 MiB  in another process too (fork, KSM): until that ends or writes
   MOVED      FROM             TO               WHY            LAST     SO FAR
   demoted    dram0            cxl1             room        4.0 MiB    4.0 MiB
   demoted    dram0            cxl1             headroom    2.0 MiB    2.0 MiB

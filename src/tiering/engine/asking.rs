@@ -15,7 +15,7 @@ impl Engine {
     /// several and it may also be asked what is written, which is what follows from it.
     pub fn asks_nodes(&self) -> Asking {
         let profiling = &self.settings.profiling;
-        let is_of_use = self.tiers.nodes().len() > 1 && self.policy.asks(profiling.writes);
+        let is_of_use = self.tiers.used().count() > 1 && self.policy.asks(profiling.writes);
         match profiling.latency {
             asking if !self.policy.asks(asking) => Asking::Never,
             Asking::Auto if !is_of_use => Asking::Never,

@@ -26,7 +26,12 @@ impl Engine {
     /// Why one target is left alone.
     pub(super) fn paused(&self, target: TargetId, view: &TierView) -> Option<PauseReason> {
         if view.is_flat() {
-            Some(PauseReason::OneTier)
+            let others = !self.tiers.view(&[], None).is_flat();
+            Some(if others {
+                PauseReason::Cpuset
+            } else {
+                PauseReason::OneTier
+            })
         } else if self.is_blind(target) {
             Some(PauseReason::SamplerBlind)
         } else {

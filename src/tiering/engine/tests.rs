@@ -40,6 +40,7 @@ pub(super) fn tiers(capacity: Option<Bytes>) -> TierTable {
         name: name.into(),
         nodes: vec![NodeId(node)],
         capacity,
+        latency: None,
     };
     let tiers = vec![tier("fast", 0, capacity), tier("slow", 3, None)];
     TierTable::new(tiers, nodes, paths).unwrap()
