@@ -18,8 +18,9 @@
 //! directions at once: promotions, for which there is room by now, and the demotions
 //! that make room for the next. Before each batch the destination must have room for it
 //! beyond its reserve. What page cache has to make of that the kernel is asked for when the rest is used
-//! up ([`cache`]). What was busy is tried once more at the end; what was refused is
-//! remembered and left alone for longer each time. Pages that are shared with others than
+//! up ([`cache`]). Every page that did not move is remembered at once, and left alone for longer each
+//! time ([`refused`]); a few that were busy are tried once more at the end. Tries in vain may cost
+//! a fiftieth of a CPU ([`effort`]). Pages that are shared with others than
 //! the target's own processes are not asked for, and so moved as soon as they are not.
 //!
 //! **Properties.** Never more bytes than the limit, nor more time or bytes per
@@ -29,6 +30,7 @@
 mod batch;
 mod cache;
 mod carry;
+mod effort;
 mod refused;
 mod room;
 mod slices;
@@ -43,6 +45,7 @@ use self::batch::{Call, Item};
 use self::cache::Cache;
 pub(super) use self::cache::{is_there, try_page_cache};
 use self::carry::{Kind, Queue};
+use self::effort::Effort;
 use self::refused::{Held, Refused};
 use self::room::{Room, Rooms};
 use self::slices::stretches;
@@ -56,6 +59,8 @@ use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 /// Addresses looked through for one move at most, some 20 ms. Of a longer range it is
 /// never known that all was looked through.
 const LONGEST_WALK: Bytes = Bytes::from_mib(1024);
+/// Busy pages that are tried once more in a turn, each by a call.
+const TRIED_AGAIN: usize = 64;
 
 /// The kernel's page mover.
 #[derive(Debug)]
@@ -64,6 +69,7 @@ pub struct SysMover {
     rooms: Rooms,
     cache: Cache,
     refused: Refused,
+    effort: Effort,
     /// Where a walk through a process for pages on a node goes on.
     walks: HashMap<(Pid, NodeId), VirtAddr>,
     small: Kind,
@@ -84,6 +90,8 @@ struct Turn {
     full: HashSet<NodeId>,
     forbidden: HashSet<(Pid, NodeId)>,
     gone: HashSet<Pid>,
+    /// Processes of which too much was tried in vain.
+    spent: HashSet<Pid>,
     longest: Duration,
     counts: Vec<PageCounts>,
     /// Whether all of each move's range was looked through.
@@ -93,7 +101,9 @@ struct Turn {
     /// wants other pages, and whether it had begun where the range does. So nothing is
     /// found twice.
     ends: HashMap<(Pid, PageRange, NodeId), (VirtAddr, bool)>,
+    /// Some that were busy, to be tried once more.
     busy: Vec<(Pid, NodeId, Item)>,
+    is_last_try: bool,
 }
 
 impl Turn {
@@ -118,6 +128,7 @@ impl SysMover {
             rooms: Rooms::new(root),
             cache: Cache::new(root),
             refused: Refused::default(),
+            effort: Effort::new(Instant::now()),
             walks: HashMap::new(),
             small: Kind::small(),
             huge: Kind::huge(),
@@ -201,7 +212,7 @@ impl SysMover {
     /// Looks up what a group is about, unless the turn is over: then it is deferred.
     fn queue(&mut self, moves: &[Move], group: &[usize], turn: &mut Turn) -> Option<Queue> {
         let first = &moves[group[0]];
-        let items = if turn.is_over() {
+        let items = if turn.is_over() || self.effort.is_spent(first.pid) {
             None
         } else {
             self.find(moves, group, turn)
@@ -217,13 +228,16 @@ impl SysMover {
                 turn.counts[index].deferred += asked.limit.pages().min(asked.range.pages());
             }
         }
-        Some(Queue::new(first.pid, first.to, items?))
+        let mut items = items?;
+        // What may well be pinned comes after what is not.
+        items.sort_by_key(|item| self.refused.is_suspect(first.pid, item.addr));
+        Some(Queue::new(first.pid, first.to, items))
     }
 
-    /// What was busy once more, now that some time has passed.
+    /// Tries some that were busy once more, now that some time has passed.
     fn retry(&mut self, turn: &mut Turn) {
-        let busy = std::mem::take(&mut turn.busy);
-        for (pid, to, item) in busy {
+        turn.is_last_try = true;
+        for (pid, to, item) in std::mem::take(&mut turn.busy) {
             if turn.is_over() || turn.bytes_left() < Bytes::from_pages(item.pages) {
                 break;
             }
@@ -244,10 +258,6 @@ impl SysMover {
             counts.busy = counts.busy.saturating_sub(item.pages);
             self.take_in(&call, &done, turn);
         }
-        for (pid, _, item) in std::mem::take(&mut turn.busy) {
-            // Pinned for long, it seems.
-            self.refused.remember(pid, item.addr, Held::Pinned);
-        }
     }
 }
 
@@ -255,6 +265,7 @@ impl PageMover for SysMover {
     fn apply(&mut self, moves: &[Move], limits: MoveLimits) -> Result<MoveOutcome, PortError> {
         let cpu = thread_cpu_time();
         self.refused.next_turn();
+        self.effort.next_turn(Instant::now());
         let mut turn = Turn {
             start: Instant::now(),
             halt: Arc::clone(&self.halt),
@@ -263,12 +274,14 @@ impl PageMover for SysMover {
             full: HashSet::new(),
             forbidden: HashSet::new(),
             gone: HashSet::new(),
+            spent: HashSet::new(),
             longest: Duration::ZERO,
             counts: vec![PageCounts::default(); moves.len()],
             whole: vec![false; moves.len()],
             room: HashMap::new(),
             ends: HashMap::new(),
             busy: Vec::new(),
+            is_last_try: false,
         };
         self.locator.hold();
         for stretch in stretches(moves) {
