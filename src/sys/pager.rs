@@ -154,6 +154,10 @@ impl Process {
         let handle = rustix::process::Pid::from_raw(pid.0).ok_or(io::ErrorKind::InvalidInput)?;
         let pidfd = pidfd_open(handle, PidfdFlags::empty())?;
         let pagemap = Pagemap::open(root, pid)?;
+        // After both were opened: they stay with their process.
+        if root.holds().is_lost(pid) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
         Ok(Self { pidfd, pagemap })
     }
 }

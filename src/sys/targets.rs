@@ -38,8 +38,8 @@ mod shared;
 
 use attributes::{Attributes, Known};
 use eligible::Eligible;
-use process::{Handle, Status};
-pub(in crate::sys) use process::{NANOS_PER_TICK, Stat};
+use process::Status;
+pub(in crate::sys) use process::{Handle, NANOS_PER_TICK, Stat};
 use shared::{Lent, Memory, Owners};
 
 /// Looking for targets may take this share of elapsed time: 1 in so many.
@@ -60,7 +60,7 @@ struct Watched {
     name: Arc<str>,
     /// It may bear the name of what ran before still: an exec changes the memory first.
     is_new: bool,
-    handle: Handle,
+    handle: Arc<Handle>,
     known: Known,
     /// Locked memory when attributes were last read.
     locked_kib: u64,
@@ -224,7 +224,7 @@ impl SysTargets {
         if stat.is_dead() {
             return Err(Refusal::Gone);
         }
-        let mut handle = Handle::open(&self.root, pid).map_err(|e| match e.raw_os_error() {
+        let handle = Handle::open(&self.root, pid).map_err(|e| match e.raw_os_error() {
             Some(libc::ESRCH | libc::ENOENT) => Refusal::Gone,
             Some(libc::EACCES | libc::EPERM) => Refusal::Forbidden(
                 "its memory may not be looked at: run hmkeeper as root or with CAP_SYS_PTRACE"
@@ -249,7 +249,7 @@ impl SysTargets {
             spec: spec.clone(),
             entry: entry(found.spec),
             child: found.child,
-            handle,
+            handle: Arc::new(handle),
             known: Known::default(),
             locked_kib: 0,
             thread_times: HashMap::new(),
@@ -498,6 +498,7 @@ impl Targets for SysTargets {
             false
         });
         self.watched = watched;
+        self.hold();
         self.owners.settle();
         self.lend(&mut all);
         all.sort_by_key(|t| t.id);
@@ -506,6 +507,13 @@ impl Targets for SysTargets {
 }
 
 impl SysTargets {
+    /// Tells whoever acts on targets who they are.
+    fn hold(&self) {
+        let all = self.watched.iter();
+        let handles = all.map(|(&pid, one)| (pid, Arc::clone(&one.handle)));
+        self.root.holds().set(handles);
+    }
+
     /// Counts each one's CPU time for the memory that it works on.
     fn lend(&mut self, maps: &mut [TargetMap]) {
         for map in &*maps {

@@ -24,8 +24,8 @@ use hmkeeper::units::{
 };
 
 use crate::place::{
-    Fork, Pinned, Setting, asked, buffer_on, check_content, count, huge_bytes, limits, move_all,
-    moved, nodes, pages, touch, us, usage,
+    Fork, Pinned, Registered, Setting, asked, buffer_on, check_content, count, huge_bytes, limits,
+    move_all, moved, nodes, pages, touch, us, usage,
 };
 
 #[test]
@@ -288,6 +288,88 @@ fn pages_that_stay_busy_rest_as_pinned() {
     // Nobody tells that they are free: tried again after the rest of four turns.
     let turns = (0..4).map(|_| apply().results[0].pages.moved);
     assert_eq!(turns.sum::<u64>(), 8);
+}
+
+/// Many turns, each too short for all, with pins as `pin` makes them.
+fn pins_among_others(huge: HugePages, pin: impl Fn(&Buffer) -> (Registered, usize)) {
+    let Some((_guard, nodes)) = nodes() else {
+        return;
+    };
+    let (first, last) = (nodes[0].node, nodes[nodes.len() - 1].node);
+    let buffer = buffer_on(last, Bytes::from_mib(32), huge);
+    let (ring, pinned) = pin(&buffer);
+    let mut mover = SysMover::new(&Root::host());
+    let moves = [asked(us(), buffer.range(), last, first)];
+    let limits = MoveLimits {
+        time: Nanos::from_millis(300),
+        ..limits()
+    };
+    let mut busy = 0;
+    let apply = |mover: &mut SysMover| {
+        let turn = mover.apply(&moves, limits).unwrap().results[0].pages;
+        // Time in which it may try in vain again.
+        std::thread::sleep(Duration::from_millis(500));
+        turn
+    };
+    let all = buffer.page_count();
+    let begin = Instant::now();
+    for turn in 0.. {
+        let told = apply(&mut mover);
+        busy += told.busy;
+        let left = count(&buffer, last);
+        let cost = (mover.cpu_time(), mover.calls());
+        eprintln!("turn {turn}: {told:?}, {left} left, {cost:?}");
+        if left == pinned && told.busy == 0 {
+            break;
+        }
+        assert!(
+            turn < 120,
+            "{left} of {all} did not move, {pinned} are pinned"
+        );
+    }
+    // In as many turns as each rest allows, not in each.
+    let (cpu, calls) = (mover.cpu_time(), mover.calls());
+    for _ in 0..30 {
+        busy += apply(&mut mover).busy;
+    }
+    let after = (mover.cpu_time().saturating_sub(cpu), mover.calls() - calls);
+    eprintln!(
+        "{busy} busy in {:?}, then {after:?} in 30 turns",
+        begin.elapsed()
+    );
+    assert!(busy <= 2 * pinned as u64, "{busy} tries of {pinned} pages");
+    // As soon as they are free they move, if not at once.
+    drop(ring);
+    for turn in 0.. {
+        apply(&mut mover);
+        let left = count(&buffer, last);
+        if left == 0 {
+            break;
+        }
+        assert!(turn < 100, "{left} pages still rest");
+    }
+    check_content(&buffer);
+}
+
+#[test]
+fn a_large_pin_costs_few_tries_and_the_others_move() {
+    pins_among_others(HugePages::Refused, |buffer| {
+        (Registered::every(buffer, 4096, 4096, 4096), 4096)
+    });
+}
+
+#[test]
+fn many_small_pins_cost_each_page_few_tries_and_the_others_move() {
+    pins_among_others(HugePages::Refused, |buffer| {
+        (Registered::every(buffer, 8, 3, 4096), 4096 / 8 * 3)
+    });
+}
+
+#[test]
+fn pinned_huge_pages_cost_few_tries_and_the_others_move() {
+    pins_among_others(HugePages::Wanted, |buffer| {
+        (Registered::every(buffer, 4096, 4096, 4096), 4096)
+    });
 }
 
 #[test]

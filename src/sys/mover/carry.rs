@@ -258,9 +258,11 @@ impl SysMover {
         turn: &mut Turn,
     ) -> Duration {
         let held = self.kind(is_huge).held();
+        let root = self.root.clone();
         let calls: Vec<Call<'_>> = parts
             .iter()
             .map(|part| Call {
+                root: &root,
                 pid: queues[part.queue].pid,
                 to: queues[part.queue].to,
                 items: &queues[part.queue].items[part.start..part.end],
@@ -362,7 +364,7 @@ impl SysMover {
         }
         if done.gone {
             turn.gone.insert(pid);
-            self.refused.forget_process(pid);
+            self.forget_process(pid);
         }
         if done.forbidden {
             turn.forbidden.insert((pid, to));

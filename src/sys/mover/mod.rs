@@ -60,11 +60,14 @@ use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 /// never known that all was looked through.
 const LONGEST_WALK: Bytes = Bytes::from_mib(1024);
 /// Busy pages that are tried once more in a turn, each by a call.
-const TRIED_AGAIN: usize = 64;
+const TRIED_AGAIN: usize = 16;
+/// Walks remembered at most, of a process and a node each.
+const MOST_WALKS: usize = 4096;
 
 /// The kernel's page mover.
 #[derive(Debug)]
 pub struct SysMover {
+    root: Root,
     locator: Locator,
     rooms: Rooms,
     cache: Cache,
@@ -124,6 +127,7 @@ impl SysMover {
     /// A mover that has moved nothing yet.
     pub fn new(root: &Root) -> Self {
         Self {
+            root: root.clone(),
             locator: Locator::new(root),
             rooms: Rooms::new(root),
             cache: Cache::new(root),
@@ -209,9 +213,33 @@ impl SysMover {
             .unwrap_or(asked.range.start())
     }
 
+    /// Whoever has this pid next is another one.
+    fn forget_process(&mut self, pid: Pid) {
+        self.refused.forget_process(pid);
+        self.walks.retain(|&(of, _), _| of != pid);
+    }
+
+    /// Walks through processes that are no longer watched.
+    fn forget_walks(&mut self) {
+        let holds = self.root.holds();
+        self.walks.retain(|&(pid, _), _| holds.is_meant(pid));
+        if self.walks.len() > MOST_WALKS {
+            // They begin anew.
+            self.walks.clear();
+        }
+    }
+
     /// Looks up what a group is about, unless the turn is over: then it is deferred.
     fn queue(&mut self, moves: &[Move], group: &[usize], turn: &mut Turn) -> Option<Queue> {
         let first = &moves[group[0]];
+        let pid = first.pid;
+        if !turn.gone.contains(&pid) && !self.root.holds().is_meant(pid) {
+            turn.gone.insert(pid);
+            self.forget_process(pid);
+        }
+        if turn.gone.contains(&pid) {
+            return None;
+        }
         let items = if turn.is_over() || self.effort.is_spent(first.pid) {
             None
         } else {
@@ -241,11 +269,15 @@ impl SysMover {
             if turn.is_over() || turn.bytes_left() < Bytes::from_pages(item.pages) {
                 break;
             }
+            if self.refused.is_one_of_many(pid, item.addr) {
+                continue;
+            }
             let bytes = Bytes::from_pages(item.pages);
             if self.room_for(pid, to, bytes, turn) < bytes {
                 continue;
             }
             let call = Call {
+                root: &self.root.clone(),
                 pid,
                 to,
                 items: &[item],
@@ -264,6 +296,7 @@ impl SysMover {
 impl PageMover for SysMover {
     fn apply(&mut self, moves: &[Move], limits: MoveLimits) -> Result<MoveOutcome, PortError> {
         let cpu = thread_cpu_time();
+        self.forget_walks();
         self.refused.next_turn();
         self.effort.next_turn(Instant::now());
         let mut turn = Turn {

@@ -301,6 +301,12 @@ impl Refused {
         !self.blocks.is_empty() && self.blocks.contains_key(&(pid, self.place(addr).0))
     }
 
+    /// Whether a page that did not move now stands for many of its block.
+    pub(super) fn is_one_of_many(&self, pid: Pid, addr: VirtAddr) -> bool {
+        let block = self.blocks.get(&(pid, self.place(addr).0));
+        block.is_some_and(|block| block.run >= RUN || !block.again.pages.is_empty())
+    }
+
     /// A folio did not move now. Whether that tells of others, which rest from now on too.
     pub(super) fn remember(&mut self, pid: Pid, addr: VirtAddr, pages: u64, why: Held) -> bool {
         let turn = self.turn;

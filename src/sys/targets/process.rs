@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -169,24 +170,40 @@ pub(super) fn all(root: &Root) -> io::Result<Vec<Pid>> {
 
 /// A hold on one process that no other can be mistaken for.
 #[derive(Debug)]
-pub(super) struct Handle {
+pub(in crate::sys) struct Handle {
     /// `None` below a root that is not the host's.
     pidfd: Option<OwnedFd>,
     /// Stays with the address space that it was opened on: after an exec it
     /// reads nothing.
     maps: File,
+    /// What tells processes apart below such a root.
+    recorded: Option<(Root, Pid, u64)>,
 }
 
 impl Handle {
-    pub(super) fn open(root: &Root, pid: Pid) -> io::Result<Self> {
+    pub(in crate::sys) fn open(root: &Root, pid: Pid) -> io::Result<Self> {
         let pidfd = if *root == Root::host() {
             let pid = rustix::process::Pid::from_raw(pid.0).ok_or(io::ErrorKind::NotFound)?;
             Some(pidfd_open(pid, PidfdFlags::empty())?)
         } else {
             None
         };
+        let start = || Stat::of(root, pid).map_or(0, |stat| stat.start_time);
+        let recorded = pidfd.is_none().then(|| (root.apart(), pid, start()));
         let maps = File::open(root.proc(format!("{pid}/maps")))?;
-        Ok(Self { pidfd, maps })
+        Ok(Self {
+            pidfd,
+            maps,
+            recorded,
+        })
+    }
+
+    /// Whether the process is there and runs the program that it was opened on.
+    pub(in crate::sys) fn is_there(&self) -> bool {
+        let is_same = self.recorded.as_ref().is_none_or(|(root, pid, start)| {
+            Stat::of(root, *pid).is_some_and(|stat| stat.start_time == *start)
+        });
+        is_same && self.has_memory() && !self.has_ended()
     }
 
     /// Whether the process, all its threads, has ended.
@@ -204,16 +221,17 @@ impl Handle {
     }
 
     /// Whether the address space that it was opened on is still there.
-    pub(super) fn has_memory(&mut self) -> bool {
-        self.maps.rewind().is_ok() && self.maps.read(&mut [0]).is_ok_and(|n| n > 0)
+    pub(super) fn has_memory(&self) -> bool {
+        self.maps.read_at(&mut [0], 0).is_ok_and(|n| n > 0)
     }
 
     /// Its mappings as text, into a buffer that is used again. Empty when the
     /// address space is gone: it has ended, or runs another program.
-    pub(super) fn read_maps(&mut self, into: &mut Vec<u8>) -> io::Result<()> {
+    pub(super) fn read_maps(&self, into: &mut Vec<u8>) -> io::Result<()> {
         into.clear();
-        self.maps.rewind()?;
-        match self.maps.read_to_end(into) {
+        let mut maps = &self.maps;
+        maps.rewind()?;
+        match maps.read_to_end(into) {
             Ok(_) => Ok(()),
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {
                 into.clear();

@@ -187,6 +187,51 @@ impl Drop for Pinned {
     }
 }
 
+/// Pages of a buffer, pinned for good as `io_uring` and RDMA do, until it is dropped.
+pub(crate) struct Registered(i32);
+
+impl Registered {
+    /// `run` pages of each `step`, over so many pages.
+    pub(crate) fn every(buffer: &Buffer, step: usize, run: usize, pages: usize) -> Self {
+        const PAGE: usize = 4096;
+        // `IORING_REGISTER_BUFFERS` of linux/io_uring.h.
+        const REGISTER_BUFFERS: u32 = 0;
+        let start = usize::try_from(buffer.range().start().0).unwrap();
+        let parts: Vec<libc::iovec> = (0..pages)
+            .step_by(step)
+            .map(|at| libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(start + at * PAGE),
+                iov_len: run * PAGE,
+            })
+            .collect();
+        // As large as `struct io_uring_params`, all of it zero.
+        let mut params = [0_u64; 15];
+        // SAFETY: the parameters and the parts outlive the calls; nothing is ever read or
+        // written through the ring.
+        let ring = unsafe {
+            let ring = libc::syscall(libc::SYS_io_uring_setup, 8, params.as_mut_ptr());
+            assert!(ring >= 0, "io_uring: {}", std::io::Error::last_os_error());
+            let done = libc::syscall(
+                libc::SYS_io_uring_register,
+                ring,
+                REGISTER_BUFFERS,
+                parts.as_ptr(),
+                parts.len(),
+            );
+            assert_eq!(done, 0, "registering: {}", std::io::Error::last_os_error());
+            ring
+        };
+        Self(i32::try_from(ring).unwrap())
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // SAFETY: ours to close.
+        unsafe { libc::close(self.0) };
+    }
+}
+
 /// A forked copy of us that has pages of its own in `buffer`, and waits.
 pub(crate) struct Fork(nix::unistd::Pid);
 
