@@ -6,6 +6,7 @@ mod bits_in_use;
 mod cgroup;
 pub mod clock;
 pub mod damon;
+mod denied;
 mod frames;
 mod holds;
 mod idle_cores;

@@ -4,6 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::sys::clock::{process_cpu_time, thread_cpu_time};
+use crate::sys::denied;
 use crate::sys::move_pages::{self, Status, Which};
 use crate::sys::root::Root;
 use crate::tiering::plan::PageCounts;
@@ -77,6 +78,8 @@ pub(super) struct Done {
     pub(super) gone: bool,
     /// The kernel forbids this destination to this process.
     pub(super) forbidden: bool,
+    /// It may not be allowed to us at all.
+    pub(super) denied: bool,
 }
 
 /// Makes all calls at once: the first one by this thread, each other one by another. Also the CPU time
@@ -134,6 +137,7 @@ impl Done {
             worked: Nanos::ZERO,
             gone: false,
             forbidden: false,
+            denied: false,
         }
     }
 }
@@ -229,7 +233,7 @@ fn failed(pid: Pid, to: NodeId, pages: &[VirtAddr], error: &io::Error) -> Done {
         Some(libc::ESRCH | libc::EINVAL) => {
             return Done::gone(pages.len());
         }
-        Some(libc::EPERM | libc::EACCES | libc::ENODEV) => Fate::Refused,
+        Some(libc::EPERM | libc::EACCES | libc::ENODEV | libc::ENOSYS) => Fate::Refused,
         Some(libc::ENOMEM) => Fate::NoRoom,
         _ => Fate::Busy,
     };
@@ -240,6 +244,7 @@ fn failed(pid: Pid, to: NodeId, pages: &[VirtAddr], error: &io::Error) -> Done {
             .map(|fate| if fate == Fate::Busy { rest } else { fate })
             .collect(),
         forbidden: rest == Fate::Refused,
+        denied: denied::may_be(error),
         ..Done::all(Fate::Moved, 0)
     }
 }

@@ -362,6 +362,9 @@ impl SysMover {
         if let Some(room) = turn.room.get_mut(&to) {
             room.left = room.left.saturating_sub(moved);
         }
+        if done.denied {
+            self.try_own();
+        }
         if done.gone {
             turn.gone.insert(pid);
             self.forget_process(pid);
@@ -377,10 +380,11 @@ impl SysMover {
         let rest = queue.rest();
         let fate = if turn.gone.contains(&queue.pid) {
             Fate::Absent
-        } else if turn.forbidden.contains(&(queue.pid, queue.to)) {
+        } else if self.is_denied != Some(true) && turn.forbidden.contains(&(queue.pid, queue.to)) {
             Fate::Refused
         } else if turn.is_over()
             || turn.spent.contains(&queue.pid)
+            || self.is_denied == Some(true)
             || rest
                 .first()
                 .is_none_or(|i| turn.bytes_left() < Bytes::from_pages(i.pages))
@@ -404,6 +408,7 @@ impl SysMover {
         turn: &mut Turn,
     ) -> Bytes {
         if turn.is_over()
+            || self.is_denied == Some(true)
             || turn.gone.contains(&pid)
             || turn.spent.contains(&pid)
             || self.refused.node_rests(pid, to).is_some()

@@ -50,7 +50,9 @@ use self::refused::{Held, Refused};
 use self::room::{Room, Rooms};
 use self::slices::stretches;
 use super::clock::thread_cpu_time;
+use super::denied;
 use super::locate::{Locator, Mappers};
+use super::own_pages::OwnPages;
 use super::root::Root;
 use crate::ports::{Families, FolioPace, MoveLimits, PageMover, PortError};
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Reclaim};
@@ -79,6 +81,8 @@ pub struct SysMover {
     huge: Kind,
     cpu: Nanos,
     calls: u64,
+    /// Whether `move_pages` is denied to us, once that was tried: nothing changes it.
+    is_denied: Option<bool>,
     /// Somebody waits for the end of the turn.
     halt: Arc<AtomicBool>,
 }
@@ -138,6 +142,7 @@ impl SysMover {
             huge: Kind::huge(),
             cpu: Nanos::ZERO,
             calls: 0,
+            is_denied: None,
             halt: Arc::default(),
         }
     }
@@ -147,6 +152,30 @@ impl SysMover {
     pub fn halted_by(mut self, halt: Arc<AtomicBool>) -> Self {
         self.halt = halt;
         self
+    }
+
+    /// Tries now whether we may move at all, and says so if not.
+    #[must_use]
+    pub fn tried(mut self) -> Self {
+        self.try_own();
+        self
+    }
+
+    /// Tries it on a page of our own, once.
+    fn try_own(&mut self) {
+        if self.is_denied.is_some() {
+            return;
+        }
+        let tried = OwnPages::new(1).and_then(|own| own.move_first(None));
+        let error = tried.err().filter(denied::may_be);
+        self.is_denied = Some(error.is_some());
+        if let Some(error) = error {
+            tracing::warn!(
+                "nothing is moved: move_pages(2) is denied to hmkeeper itself ({error}) by {}; allow it \
+                 there and start hmkeeper again",
+                denied::by_whom(&self.root)
+            );
+        }
     }
 
     /// System calls that moved, or tried to, since the start.
@@ -240,7 +269,10 @@ impl SysMover {
         if turn.gone.contains(&pid) {
             return None;
         }
-        let items = if turn.is_over() || self.effort.is_spent(first.pid) {
+        let items = if self.is_denied == Some(true)
+            || turn.is_over()
+            || self.effort.is_spent(first.pid)
+        {
             None
         } else {
             self.find(moves, group, turn)

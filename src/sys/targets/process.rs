@@ -4,11 +4,13 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Once;
 
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use crate::sys::denied;
 use crate::sys::root::Root;
 use crate::sys::text;
 use crate::tiering::observation::Mapped;
@@ -184,7 +186,7 @@ impl Handle {
     pub(in crate::sys) fn open(root: &Root, pid: Pid) -> io::Result<Self> {
         let pidfd = if *root == Root::host() {
             let pid = rustix::process::Pid::from_raw(pid.0).ok_or(io::ErrorKind::NotFound)?;
-            Some(pidfd_open(pid, PidfdFlags::empty())?)
+            hold(root, pid)?
         } else {
             None
         };
@@ -239,6 +241,26 @@ impl Handle {
             }
             Err(e) => Err(e),
         }
+    }
+}
+
+/// A pidfd. It takes no right: who denies it denies it altogether, and a process is known by
+/// its start time then.
+fn hold(root: &Root, pid: rustix::process::Pid) -> io::Result<Option<OwnedFd>> {
+    static SAID: Once = Once::new();
+    match pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from) {
+        Ok(pidfd) => Ok(Some(pidfd)),
+        Err(error) if denied::may_be(&error) => {
+            SAID.call_once(|| {
+                tracing::warn!(
+                    "pidfd_open(2) is denied to hmkeeper itself ({error}) by {}: processes are told apart by \
+                     their start times, and nothing is paged out; allow it there and start hmkeeper again",
+                    denied::by_whom(root)
+                );
+            });
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 
