@@ -14,34 +14,67 @@
 //! `move_pages(2)` takes a pid. Between the question and the call a pid could still change hands
 //! within microseconds: that is seen after the call, and the call was the last one.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::targets::Handle;
 use crate::units::Pid;
 
+/// A process that is watched.
+#[derive(Clone, Debug)]
+pub(super) struct Hold {
+    pid: Pid,
+    handle: Arc<Handle>,
+    /// Memory that it bound itself is moved as well.
+    moves_bound: bool,
+}
+
+impl Hold {
+    pub(super) fn new(pid: Pid, handle: &Arc<Handle>, moves_bound: bool) -> Self {
+        Self {
+            pid,
+            handle: Arc::clone(handle),
+            moves_bound,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct All {
+    /// `None`: nobody ever said who is watched.
+    held: Option<HashMap<Pid, Hold>>,
+    /// Processes that have bound memory since that was last looked at.
+    doubted: HashSet<Pid>,
+}
+
 /// The processes that are watched, as whoever finds them holds them. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Holds(Arc<Mutex<Option<HashMap<Pid, Arc<Handle>>>>>);
+pub(super) struct Holds(Arc<Mutex<All>>);
 
 impl Holds {
+    fn all(&self) -> MutexGuard<'_, All> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// These are all that are watched from now on.
-    pub(super) fn set(&self, all: impl Iterator<Item = (Pid, Arc<Handle>)>) {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *held = Some(all.collect());
+    pub(super) fn set(&self, holds: impl Iterator<Item = Hold>) {
+        let held: HashMap<Pid, Hold> = holds.map(|hold| (hold.pid, hold)).collect();
+        let mut all = self.all();
+        all.doubted.retain(|pid| held.contains_key(pid));
+        all.held = Some(held);
     }
 
     /// What is known of a pid: `Err` when nobody ever said who is meant.
-    fn of(&self, pid: Pid) -> Result<Option<Arc<Handle>>, ()> {
-        let held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = held.as_ref().ok_or(())?;
+    fn of(&self, pid: Pid) -> Result<Option<Hold>, ()> {
+        let all = self.all();
+        let held = all.held.as_ref().ok_or(())?;
         Ok(held.get(&pid).cloned())
     }
 
     /// Whether a plan's pid still is the process that the plan was made for.
     pub(super) fn is_meant(&self, pid: Pid) -> bool {
         match self.of(pid) {
-            Ok(handle) => handle.is_some_and(|handle| handle.is_there()),
+            Ok(hold) => hold.is_some_and(|hold| hold.handle.is_there()),
             Err(()) => true,
         }
     }
@@ -49,7 +82,27 @@ impl Holds {
     /// Whether this is the pid of a target that is no longer there: by now perhaps another
     /// one's.
     pub(super) fn is_lost(&self, pid: Pid) -> bool {
-        matches!(self.of(pid), Ok(Some(handle)) if !handle.is_there())
+        matches!(self.of(pid), Ok(Some(hold)) if !hold.handle.is_there())
+    }
+
+    /// Whether memory that a target has bound is left where it is.
+    pub(super) fn leaves_bound(&self, pid: Pid) -> bool {
+        matches!(self.of(pid), Ok(Some(hold)) if !hold.moves_bound)
+    }
+
+    /// A target has bound memory that was to be moved.
+    pub(super) fn doubt(&self, pid: Pid) {
+        self.all().doubted.insert(pid);
+    }
+
+    /// Whether its policies are to be looked at anew.
+    pub(super) fn is_doubted(&self, pid: Pid) -> bool {
+        self.all().doubted.contains(&pid)
+    }
+
+    /// They were.
+    pub(super) fn is_settled(&self, pid: Pid) {
+        self.all().doubted.remove(&pid);
     }
 }
 
@@ -80,9 +133,14 @@ mod tests {
         begin(&root, 77);
         assert!(root.holds().is_meant(PID), "nobody has said who is");
         let handle = Arc::new(Handle::open(&root, PID).unwrap());
-        root.clone().holds().set([(PID, handle)].into_iter());
+        (root.clone().holds()).set([Hold::new(PID, &handle, false)].into_iter());
         assert!(root.holds().is_meant(PID) && !root.holds().is_lost(PID));
         assert!(Pagemap::open(&root, PID).is_ok());
+        assert!(root.holds().leaves_bound(PID));
+        root.holds().doubt(PID);
+        assert!(root.holds().is_doubted(PID));
+        root.holds().is_settled(PID);
+        assert!(!root.holds().is_doubted(PID));
         // Another one is not watched; its files may be read all the same.
         assert!(!root.holds().is_meant(Pid(8)) && !root.holds().is_lost(Pid(8)));
         begin(&root, 78);
@@ -91,7 +149,7 @@ mod tests {
         assert!(crate::sys::pagemap::is_gone(&error), "{error}");
         // Until it is watched itself.
         let handle = Arc::new(Handle::open(&root, PID).unwrap());
-        root.holds().set([(PID, handle)].into_iter());
+        (root.holds()).set([Hold::new(PID, &handle, true)].into_iter());
         assert!(root.holds().is_meant(PID) && Pagemap::open(&root, PID).is_ok());
     }
 }

@@ -22,6 +22,7 @@ use std::fs;
 use std::sync::Arc;
 
 use super::clock::monotonic;
+use super::holds::Hold;
 use super::root::Root;
 use crate::ports::{PortError, Selector, TargetEvent, TargetSpec, Targets};
 use crate::tiering::observation::{Share, TargetId, TargetMap};
@@ -36,6 +37,7 @@ mod process;
 mod select;
 mod shared;
 
+pub(in crate::sys) use attributes::policies;
 use attributes::{Attributes, Known};
 use eligible::Eligible;
 use process::Status;
@@ -342,7 +344,8 @@ impl SysTargets {
         let unknown = maps::lines(&self.text)
             .zip(&self.attributes)
             .any(|(line, known)| known.is_none() && eligible::is_open(line, &watched.spec));
-        let urgent = unknown || cut || status.locked_kib != watched.locked_kib;
+        let doubted = self.root.holds().is_doubted(pid);
+        let urgent = unknown || cut || doubted || status.locked_kib != watched.locked_kib;
         let began = monotonic();
         if !watched.known.is_due(began, urgent, self.sharers) {
             if status.locked_kib > watched.locked_kib {
@@ -374,6 +377,7 @@ impl SysTargets {
             .replace(pairs, ended, ended.saturating_sub(began));
         watched.locked_kib = status.locked_kib;
         self.attributes = read;
+        self.root.holds().is_settled(pid);
     }
 
     /// Brings `cpu_share` up to date: unchanged when no thread ran.
@@ -510,8 +514,8 @@ impl SysTargets {
     /// Tells whoever acts on targets who they are.
     fn hold(&self) {
         let all = self.watched.iter();
-        let handles = all.map(|(&pid, one)| (pid, Arc::clone(&one.handle)));
-        self.root.holds().set(handles);
+        let holds = all.map(|(&pid, one)| Hold::new(pid, &one.handle, one.spec.move_bound));
+        self.root.holds().set(holds);
     }
 
     /// Counts each one's CPU time for the memory that it works on.

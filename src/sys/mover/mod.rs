@@ -31,6 +31,7 @@ mod batch;
 mod cache;
 mod carry;
 mod effort;
+mod policies;
 mod refused;
 mod room;
 mod slices;
@@ -46,6 +47,7 @@ use self::cache::Cache;
 pub(super) use self::cache::{is_there, try_page_cache};
 use self::carry::{Kind, Queue};
 use self::effort::Effort;
+use self::policies::Policies;
 use self::refused::{Held, Refused};
 use self::room::{Room, Rooms};
 use self::slices::stretches;
@@ -75,6 +77,7 @@ pub struct SysMover {
     cache: Cache,
     refused: Refused,
     effort: Effort,
+    policies: Policies,
     /// Where a walk through a process for pages on a node goes on.
     walks: HashMap<(Pid, NodeId), VirtAddr>,
     small: Kind,
@@ -137,6 +140,7 @@ impl SysMover {
             cache: Cache::new(root),
             refused: Refused::default(),
             effort: Effort::new(Instant::now()),
+            policies: Policies::default(),
             walks: HashMap::new(),
             small: Kind::small(),
             huge: Kind::huge(),
@@ -246,12 +250,14 @@ impl SysMover {
     fn forget_process(&mut self, pid: Pid) {
         self.refused.forget_process(pid);
         self.walks.retain(|&(of, _), _| of != pid);
+        self.policies.keep(|of| of != pid);
     }
 
     /// Walks through processes that are no longer watched.
     fn forget_walks(&mut self) {
         let holds = self.root.holds();
         self.walks.retain(|&(pid, _), _| holds.is_meant(pid));
+        self.policies.keep(|pid| holds.is_meant(pid));
         if self.walks.len() > MOST_WALKS {
             // They begin anew.
             self.walks.clear();
@@ -289,9 +295,32 @@ impl SysMover {
             }
         }
         let mut items = items?;
+        self.leave_bound(first.pid, &mut items, turn);
         // What may well be pinned comes after what is not.
         items.sort_by_key(|item| self.refused.is_suspect(first.pid, item.addr));
         Some(Queue::new(first.pid, first.to, items))
+    }
+
+    /// Takes out what its program has bound since the plan was made.
+    fn leave_bound(&mut self, pid: Pid, items: &mut Vec<Item>, turn: &mut Turn) {
+        let holds = self.root.holds();
+        if items.is_empty() || !holds.leaves_bound(pid) {
+            return;
+        }
+        self.policies.look(&self.root, pid);
+        let policies = &self.policies;
+        let before = items.len();
+        items.retain(|item| {
+            let is_bound = policies.is_bound(pid, item.addr);
+            if is_bound {
+                turn.counts[item.index].deferred += item.pages;
+                turn.whole[item.index] = false;
+            }
+            !is_bound
+        });
+        if items.len() < before {
+            holds.doubt(pid);
+        }
     }
 
     /// Tries some that were busy once more, now that some time has passed.

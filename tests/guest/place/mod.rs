@@ -1,6 +1,7 @@
 //! Buffers, children and moves for the tests of the real mover.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -232,6 +233,29 @@ impl Drop for Registered {
     }
 }
 
+static TO_BIND: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+
+/// In a child: binds a buffer to a node when it is told to ([`Fork::tell`]).
+pub(crate) fn bind_when_told(buffer: &Buffer, node: NodeId) {
+    extern "C" fn bind(_: i32) {
+        let [start, bytes, nodes] = [0, 1, 2].map(|at| TO_BIND[at].load(Relaxed));
+        // SAFETY: the range is the buffer's, the mask outlives the call; a system call is
+        // all that is done in the handler.
+        unsafe {
+            let mode = libc::MPOL_BIND;
+            libc::syscall(libc::SYS_mbind, start, bytes, mode, &raw const nodes, 65, 0);
+        }
+    }
+    let range = buffer.range();
+    let told = [range.start().0, range.bytes().0, 1 << node.0];
+    for (place, value) in TO_BIND.iter().zip(told) {
+        place.store(value, Relaxed);
+    }
+    let handler = bind as extern "C" fn(i32);
+    // SAFETY: the handler only makes a system call.
+    unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+}
+
 /// A forked copy of us that has pages of its own in `buffer`, and waits.
 pub(crate) struct Fork(nix::unistd::Pid);
 
@@ -269,6 +293,12 @@ impl Fork {
 
     pub(crate) fn pid(&self) -> Pid {
         Pid(self.0.as_raw())
+    }
+
+    /// Has it do what it is to do when told, and waits until it has.
+    pub(crate) fn tell(&self) {
+        nix::sys::signal::kill(self.0, nix::sys::signal::Signal::SIGUSR1).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(500));
     }
 
     pub(crate) fn end(&self) {
