@@ -39,7 +39,7 @@ const LONGEST_NODE_REST: u64 = 16;
 /// those for which a region of which nothing moved is left out of plans.
 const FORGOTTEN_AFTER: u64 = 64;
 /// Pages of a block that are tried after its rest.
-const PROBES: u64 = 4;
+const PROBES: usize = 4;
 /// Pages of a block that were busy in a row, from which on the others are taken to be pinned.
 const RUN: u32 = 32;
 
@@ -142,7 +142,7 @@ struct Block {
     has_grown: bool,
     /// From which on those of `again` are tried that are.
     probe: u64,
-    probes: [u64; PROBES as usize],
+    probes: [u64; PROBES],
 }
 
 impl Block {
@@ -155,7 +155,7 @@ impl Block {
             run: 0,
             has_grown: false,
             probe: 0,
-            probes: [BLOCK; PROBES as usize],
+            probes: [BLOCK; PROBES],
         }
     }
 
@@ -175,9 +175,9 @@ impl Block {
             self.again = Rest::default();
         } else if turn >= self.again.until {
             let count = self.again.pages.count();
-            let wanted: [u64; PROBES as usize] =
-                std::array::from_fn(|at| (self.probe + at as u64 * count / PROBES) % count);
-            self.probes = [BLOCK; PROBES as usize];
+            let wanted: [u64; PROBES] =
+                std::array::from_fn(|at| (self.probe + at as u64 * count / PROBES as u64) % count);
+            self.probes = [BLOCK; PROBES];
             for (rank, bit) in (0..).zip(self.again.pages.bits()) {
                 if let Some(at) = wanted.iter().position(|&wanted| wanted == rank) {
                     self.probes[at] = bit;
@@ -230,7 +230,7 @@ impl Block {
         let mut coarse = *self;
         coarse.once.pages = halved(&self.once.pages);
         coarse.again.pages = halved(&self.again.pages);
-        coarse.probes = [BLOCK; PROBES as usize];
+        coarse.probes = [BLOCK; PROBES];
         coarse
     }
 
