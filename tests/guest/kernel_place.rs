@@ -304,7 +304,7 @@ fn memory_that_its_program_binds_after_the_plan_stays_and_is_left_out_of_the_nex
         bind_when_told(&buffer, last);
     });
     let root = Root::host();
-    let tiers = SysTopology::new(&root).read().unwrap();
+    let tiers = SysTopology::new(&root, None).read().unwrap();
     let mut targets = SysTargets::new(&root, &tiers);
     targets.select(&[TargetSpec::of_pid(child.pid())]);
     let covers = |targets: &mut SysTargets| {
