@@ -228,7 +228,7 @@ impl Worker {
             sampler,
             writes: open_writes(&root, config.profiling.writes),
             residency: Box::new(SysResidency::new(&root).probing(tiers.clone())),
-            mover: Box::new(SysMover::new(&root).halted_by(Arc::clone(&halt))),
+            mover: Box::new(SysMover::new(&root).halted_by(Arc::clone(&halt)).tried()),
             pager: Some(Box::new(SysPager::new(&root, Arc::clone(&halt)))),
             clock: Box::new(clock),
         };

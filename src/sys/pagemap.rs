@@ -121,10 +121,15 @@ impl Pagemap {
     ///
     /// # Errors
     /// `NotFound` or `ESRCH` when there is no such process or it has no memory
-    /// of its own (a zombie, a kernel thread); `PermissionDenied` without the
+    /// of its own (a zombie, a kernel thread), `ESRCH` also when the pid was a
+    /// target's that is no longer there; `PermissionDenied` without the
     /// right to trace it. [`is_gone`] tells the first kind.
     pub fn open(root: &Root, pid: Pid) -> io::Result<Self> {
         let file = File::open(root.proc(pid.to_string()).join("pagemap"))?;
+        // After it was opened: it stays with its address space.
+        if root.holds().is_lost(pid) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
         Ok(Self { file })
     }
 

@@ -23,6 +23,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::cgroup::swap_room;
 use super::clock::monotonic;
+use super::denied;
 use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{Entry, Pagemap};
 use super::root::Root;
@@ -40,6 +41,8 @@ pub struct SysPager {
     halt: Arc<AtomicBool>,
     /// Whose memory the kernel refuses to page out.
     refused: BTreeSet<Pid>,
+    /// Whether it is denied to us altogether, once that was tried: nothing changes it.
+    is_denied: Option<bool>,
     entries: Vec<Entry>,
 }
 
@@ -50,6 +53,7 @@ impl SysPager {
             root: root.clone(),
             halt,
             refused: BTreeSet::new(),
+            is_denied: None,
             entries: Vec::new(),
         }
     }
@@ -77,12 +81,7 @@ impl SysPager {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ESRCH) => return out,
                     Some(libc::EPERM | libc::ENOSYS) => {
-                        tracing::warn!(
-                            pid = %asked.pid, %error,
-                            "nothing of it is paged out: process_madvise needs Linux 5.10, \
-                             CAP_SYS_NICE and CAP_SYS_PTRACE"
-                        );
-                        self.refused.insert(asked.pid);
+                        self.refuse(asked.pid, &error);
                         return out;
                     }
                     // Some of it cannot be paged out, or the kernel has too much to do.
@@ -96,6 +95,29 @@ impl SysPager {
         }
         out.is_whole = true;
         out
+    }
+
+    /// Of this process nothing is paged out any more. Says so: once where that is so of all.
+    fn refuse(&mut self, pid: Pid, error: &io::Error) {
+        self.refused.insert(pid);
+        if self.is_denied.is_none() {
+            let denied = try_own(&self.root).err().filter(denied::may_be);
+            self.is_denied = Some(denied.is_some());
+            if let Some(error) = denied {
+                tracing::warn!(
+                    "nothing is paged out: process_madvise(2) or pidfd_open(2) is denied to hmkeeper itself \
+                     ({error}) by {}, or CAP_SYS_NICE is missing; they need Linux 5.10: allow them and start hmkeeper \
+                     again",
+                    denied::by_whom(&self.root)
+                );
+            }
+        }
+        if self.is_denied == Some(false) {
+            tracing::warn!(
+                %pid, %error,
+                "nothing of it is paged out: process_madvise needs CAP_SYS_NICE and CAP_SYS_PTRACE"
+            );
+        }
     }
 
     /// Present pages of a range; `None` when the process has ended, or is not ours to read.
@@ -115,7 +137,7 @@ impl Pager for SysPager {
             Some(Pageable {
                 target: target.id,
                 faults: stat.major_faults,
-                is_permitted: !self.refused.contains(&target.pid),
+                is_permitted: self.is_denied != Some(true) && !self.refused.contains(&target.pid),
                 room: swap_room(&self.root, target.pid),
             })
         };
@@ -131,6 +153,9 @@ impl Pager for SysPager {
                 // One process's trouble is no reason to give up the others.
                 let process = Process::open(&self.root, asked.pid).inspect_err(|error| {
                     tracing::debug!(pid = %asked.pid, %error, "cannot be paged out");
+                    if denied::may_be(error) {
+                        self.refuse(asked.pid, error);
+                    }
                 });
                 open = Some((asked.pid, process.ok()));
             }
@@ -154,6 +179,10 @@ impl Process {
         let handle = rustix::process::Pid::from_raw(pid.0).ok_or(io::ErrorKind::InvalidInput)?;
         let pidfd = pidfd_open(handle, PidfdFlags::empty())?;
         let pagemap = Pagemap::open(root, pid)?;
+        // After both were opened: they stay with their process.
+        if root.holds().is_lost(pid) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
         Ok(Self { pidfd, pagemap })
     }
 }
@@ -192,6 +221,13 @@ fn advise(pidfd: &OwnedFd, range: PageRange) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Whether the calls are allowed at all: on our own memory, where they need no right.
+fn try_own(root: &Root) -> io::Result<()> {
+    let own = OwnPages::new(1)?;
+    let range = own.range().ok_or(io::ErrorKind::InvalidInput)?;
+    advise(&Process::open(root, own_pid())?.pidfd, range)
 }
 
 /// Pages out a page of our own; what was seen, in one line, if it works and if not.

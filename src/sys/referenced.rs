@@ -37,6 +37,7 @@ use super::own_pages::{OwnPages, own_pid};
 use super::pagemap::{PfnNodes, is_gone};
 use super::root::Root;
 use super::smaps::{Mapping, NEARLY_ALL, mappings};
+use super::soft_dirty;
 use super::text::kib_field;
 use crate::ports::{AccessSampler, PortError, SamplerKind, Sharing};
 use crate::tiering::observation::{AccessSet, Sample, Seen};
@@ -339,7 +340,7 @@ fn read_mappings(root: &Root, pid: Pid, text: &mut Vec<u8>) -> bool {
 
 /// Clears a process's accessed bits.
 fn clear(root: &Root, pid: Pid) -> io::Result<()> {
-    fs::write(root.proc(pid.to_string()).join("clear_refs"), FORGET)
+    soft_dirty::clear(root, pid, FORGET)
 }
 
 fn failed(what: &impl ToString, source: io::Error) -> PortError {

@@ -16,8 +16,8 @@
 //! for new pages.
 
 use std::collections::HashMap;
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -100,7 +100,7 @@ impl WriteWatch for SoftDirty {
         let path = self.root.proc(pid.to_string()).join("clear_refs");
         let done = self.may_ask(pid, asking).and_then(|may| {
             let began = Instant::now();
-            let done = may.then(|| fs::write(&path, FORGET)).transpose()?;
+            let done = may.then(|| clear(&self.root, pid, FORGET)).transpose()?;
             Ok(done.map(|()| began.elapsed().into()))
         });
         match done {
@@ -124,6 +124,17 @@ impl WriteWatch for SoftDirty {
             }),
         }
     }
+}
+
+/// Writes to a process's `clear_refs`, if it is the one that is meant.
+pub(super) fn clear(root: &Root, pid: Pid, what: &str) -> io::Result<()> {
+    let path = root.proc(pid.to_string()).join("clear_refs");
+    let mut file = OpenOptions::new().write(true).open(path)?;
+    // After it was opened: it stays with its process.
+    if root.holds().is_lost(pid) {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    file.write_all(what.as_bytes())
 }
 
 impl SoftDirty {

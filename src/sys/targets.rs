@@ -22,6 +22,7 @@ use std::fs;
 use std::sync::Arc;
 
 use super::clock::monotonic;
+use super::holds::Hold;
 use super::own_pages::own_pid;
 use super::pagemap::Pagemap;
 use super::root::Root;
@@ -40,12 +41,13 @@ mod process;
 mod select;
 mod shared;
 
+pub(in crate::sys) use attributes::policies;
 use attributes::{Attributes, Known};
 use eligible::Eligible;
 use present::{Presence, Terms};
+use process::Status;
 pub use process::headless;
-use process::{Handle, Status};
-pub(in crate::sys) use process::{NANOS_PER_TICK, Stat, mems_allowed};
+pub(in crate::sys) use process::{Handle, NANOS_PER_TICK, Stat, mems_allowed};
 use shared::{Lent, Mapping, Member, Pools};
 
 /// Looking for targets may take this share of elapsed time: 1 in so many.
@@ -66,7 +68,7 @@ struct Watched {
     name: Arc<str>,
     /// It may bear the name of what ran before still: an exec changes the memory first.
     is_new: bool,
-    handle: Handle,
+    handle: Arc<Handle>,
     known: Known,
     presence: Presence,
     /// Locked memory when attributes were last read.
@@ -233,7 +235,7 @@ impl SysTargets {
             let headless = process::headless(&self.root, pid);
             return Err(headless.map_or(Refusal::Gone, Refusal::Forbidden));
         }
-        let mut handle = Handle::open(&self.root, pid).map_err(|why| {
+        let handle = Handle::open(&self.root, pid).map_err(|why| {
             if why.is_gone() {
                 Refusal::Gone
             } else {
@@ -257,7 +259,7 @@ impl SysTargets {
             spec: spec.clone(),
             entry: entry(found.spec),
             child: found.child,
-            handle,
+            handle: Arc::new(handle),
             known: Known::default(),
             presence: Presence::default(),
             locked_kib: 0,
@@ -376,7 +378,8 @@ impl SysTargets {
         let unknown = maps::lines(&self.text)
             .zip(&self.attributes)
             .any(|(line, known)| known.is_none() && eligible::is_open(line, &watched.spec));
-        let urgent = unknown || cut || status.locked_kib != watched.locked_kib;
+        let doubted = self.root.holds().is_doubted(pid);
+        let urgent = unknown || cut || doubted || status.locked_kib != watched.locked_kib;
         let began = monotonic();
         if !watched.known.is_due(began, urgent, self.sharers) {
             if status.locked_kib > watched.locked_kib {
@@ -408,6 +411,7 @@ impl SysTargets {
             .replace(pairs, ended, ended.saturating_sub(began));
         watched.locked_kib = status.locked_kib;
         self.attributes = read;
+        self.root.holds().is_settled(pid);
     }
 
     /// Brings `cpu_share` up to date: unchanged when no thread ran.
@@ -561,6 +565,7 @@ impl Targets for SysTargets {
             false
         });
         self.watched = watched;
+        self.hold();
         self.pool(&mut all);
         all.sort_by_key(|t| t.id);
         Ok(all)
@@ -572,6 +577,13 @@ impl Targets for SysTargets {
 }
 
 impl SysTargets {
+    /// Tells whoever acts on targets who they are.
+    fn hold(&self) {
+        let all = self.watched.iter();
+        let holds = all.map(|(&pid, one)| Hold::new(pid, &one.handle, one.spec.move_bound));
+        self.root.holds().set(holds);
+    }
+
     /// Takes what several of these share from them, as targets of its own.
     fn pool(&mut self, maps: &mut Vec<TargetMap>) {
         let now = monotonic();

@@ -108,7 +108,7 @@ pub struct PageCounts {
     pub moved: u64,
     /// Pinned or under I/O: once more later.
     pub busy: u64,
-    /// Busy before, and still when tried again: left alone, for longer each time.
+    /// Busy before, or among many that are: left alone, for longer each time.
     pub pinned: u64,
     /// Not mapped (any more): forget.
     pub absent: u64,
@@ -119,7 +119,8 @@ pub struct PageCounts {
     /// The kernel will not: forbidden by a cpuset, or a page that cannot move.
     /// Remember.
     pub refused: u64,
-    /// Not tried: the batch ended before it, for time.
+    /// Not tried: the batch ended before it, for time; or its program has just bound it, or too
+    /// much of its process was tried in vain.
     pub deferred: u64,
 }
 

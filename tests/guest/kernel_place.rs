@@ -24,8 +24,8 @@ use hmkeeper::units::{
 };
 
 use crate::place::{
-    Fork, Pinned, Setting, asked, buffer_on, check_content, count, huge_bytes, limits, move_all,
-    moved, nodes, pages, touch, us, usage,
+    Fork, Pinned, Registered, Setting, asked, bind_when_told, buffer_on, check_content, count,
+    huge_bytes, limits, move_all, moved, nodes, pages, touch, us, usage,
 };
 
 #[test]
@@ -288,6 +288,132 @@ fn pages_that_stay_busy_rest_as_pinned() {
     // Nobody tells that they are free: tried again after the rest of four turns.
     let turns = (0..4).map(|_| apply().results[0].pages.moved);
     assert_eq!(turns.sum::<u64>(), 8);
+}
+
+#[test]
+fn memory_that_its_program_binds_after_the_plan_stays_and_is_left_out_of_the_next() {
+    let Some((_guard, nodes)) = nodes() else {
+        return;
+    };
+    let (first, last) = (nodes[0].node, nodes[nodes.len() - 1].node);
+    let buffer = Buffer::new(Bytes::from_mib(8), HugePages::Refused).unwrap();
+    buffer.bind(last).unwrap();
+    let child = Fork::new(|| {
+        touch(&buffer);
+        buffer.unbind().unwrap();
+        bind_when_told(&buffer, last);
+    });
+    let root = Root::host();
+    let tiers = SysTopology::new(&root, None).read().unwrap();
+    let mut targets = SysTargets::new(&root, &tiers);
+    targets.select(&[TargetSpec::of_pid(child.pid())]);
+    let covers = |targets: &mut SysTargets| {
+        let maps = targets.read(&mut Vec::new()).unwrap();
+        maps[0].eligible.iter().any(|r| r.covers(buffer.range()))
+    };
+    // Its policies are looked at now, and by itself not again for a minute.
+    assert!(covers(&mut targets));
+    let plan = [asked(child.pid(), buffer.range(), last, first)];
+    let mut mover = SysMover::new(&root);
+    child.tell();
+    let pages = mover.apply(&plan, limits()).unwrap().results[0].pages;
+    let deferred = PageCounts {
+        deferred: 2048,
+        ..PageCounts::default()
+    };
+    assert_eq!(pages, deferred);
+    // Not before that reading is paid for, but then.
+    let until = Instant::now() + Duration::from_secs(60);
+    while covers(&mut targets) {
+        assert!(Instant::now() < until, "it is still to be moved");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    // A process that has ended is not acted on, whoever has its pid now.
+    child.end();
+    let pages = mover.apply(&plan, limits()).unwrap().results[0].pages;
+    assert_eq!(pages, PageCounts::default());
+}
+
+/// Many turns, each too short for all, with pins as `pin` makes them.
+fn pins_among_others(huge: HugePages, pin: impl Fn(&Buffer) -> (Registered, usize)) {
+    let Some((_guard, nodes)) = nodes() else {
+        return;
+    };
+    let (first, last) = (nodes[0].node, nodes[nodes.len() - 1].node);
+    let buffer = buffer_on(last, Bytes::from_mib(32), huge);
+    let (ring, pinned) = pin(&buffer);
+    let mut mover = SysMover::new(&Root::host());
+    let moves = [asked(us(), buffer.range(), last, first)];
+    let limits = MoveLimits {
+        time: Nanos::from_secs(4),
+        ..limits()
+    };
+    let mut busy = 0;
+    let apply = |mover: &mut SysMover| {
+        let turn = mover.apply(&moves, limits).unwrap().results[0].pages;
+        // Time in which it may try in vain again.
+        std::thread::sleep(Duration::from_millis(100));
+        turn
+    };
+    let all = buffer.page_count();
+    let begin = Instant::now();
+    for turn in 0.. {
+        let told = apply(&mut mover);
+        busy += told.busy;
+        let left = count(&buffer, last);
+        let cost = (mover.cpu_time(), mover.calls());
+        eprintln!("turn {turn}: {told:?}, {left} left, {cost:?}");
+        if left == pinned && told.busy == 0 {
+            break;
+        }
+        assert!(
+            turn < 120,
+            "{left} of {all} did not move, {pinned} are pinned"
+        );
+    }
+    // In as many turns as each rest allows, not in each.
+    let (cpu, calls) = (mover.cpu_time(), mover.calls());
+    for _ in 0..30 {
+        busy += apply(&mut mover).busy;
+    }
+    let after = (mover.cpu_time().saturating_sub(cpu), mover.calls() - calls);
+    eprintln!(
+        "{busy} busy in {:?}, then {after:?} in 30 turns",
+        begin.elapsed()
+    );
+    assert!(busy <= 2 * pinned as u64, "{busy} tries of {pinned} pages");
+    // As soon as they are free they move, if not at once.
+    drop(ring);
+    for turn in 0.. {
+        apply(&mut mover);
+        let left = count(&buffer, last);
+        if left == 0 {
+            break;
+        }
+        assert!(turn < 100, "{left} pages still rest");
+    }
+    check_content(&buffer);
+}
+
+#[test]
+fn a_large_pin_costs_few_tries_and_the_others_move() {
+    pins_among_others(HugePages::Refused, |buffer| {
+        (Registered::every(buffer, 4096, 4096, 4096), 4096)
+    });
+}
+
+#[test]
+fn many_small_pins_cost_each_page_few_tries_and_the_others_move() {
+    pins_among_others(HugePages::Refused, |buffer| {
+        (Registered::every(buffer, 8, 3, 4096), 4096 / 8 * 3)
+    });
+}
+
+#[test]
+fn pinned_huge_pages_cost_few_tries_and_the_others_move() {
+    pins_among_others(HugePages::Wanted, |buffer| {
+        (Registered::every(buffer, 4096, 4096, 4096), 4096)
+    });
 }
 
 #[test]

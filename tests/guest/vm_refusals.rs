@@ -6,7 +6,9 @@
 
 mod refusals;
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use hmkeeper::sys::move_pages::{Which, move_to};
@@ -15,8 +17,8 @@ use refusals::{EACH, PINNED_PAGES, SLOW, ShortLists, Target};
 use serde_json::Value;
 
 use crate::common::{
-    Daemon, PATIENCE, Site, WHERE_MOVES_PAY, ballast, body, body_as_shipped, epoch, in_guest,
-    locate, output_of, sh, share, show, target, wait_for,
+    Daemon, PATIENCE, Site, WHERE_MOVES_PAY, Workload, ballast, body, body_as_shipped, epoch,
+    hmkeeper, in_guest, locate, output_of, sh, share, show, target, wait_for,
 };
 
 /// Not a test: what the others start as their target.
@@ -274,6 +276,73 @@ fn a_range_unmapped_and_a_process_gone_in_mid_batch() {
         .filter(|l| l.contains("not moved") && !l.contains("INFO"));
     assert_eq!(blamed.count(), 0, "{lines}");
     daemon.stop();
+}
+
+/// Whatever the command runs gets this error for `move_pages`.
+fn deny_move_pages(command: &mut Command, errno: i32) {
+    // linux/seccomp.h, linux/bpf_common.h
+    const RET_ERRNO: u32 = 0x0005_0000;
+    const RET_ALLOW: u32 = 0x7fff_0000;
+    const LOAD: u16 = 0x20;
+    const IS_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    let move_pages = u32::try_from(libc::SYS_move_pages).expect("a number");
+    let errno = u32::try_from(errno).expect("positive");
+    let filter = [
+        step(LOAD, 0, 0),
+        step(IS_EQUAL, 1, move_pages),
+        step(RETURN, 0, RET_ERRNO | errno),
+        step(RETURN, 0, RET_ALLOW),
+    ];
+    // SAFETY: system calls only; the program outlives them.
+    unsafe {
+        command.pre_exec(move || {
+            let mut filter = filter;
+            let program = libc::sock_fprog {
+                len: 4,
+                filter: filter.as_mut_ptr(),
+            };
+            let set = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(
+                    libc::PR_SET_SECCOMP,
+                    libc::SECCOMP_MODE_FILTER,
+                    &raw const program,
+                ) == 0;
+            if set {
+                Ok(())
+            } else {
+                Err(std::io::Error::last_os_error())
+            }
+        })
+    };
+}
+
+#[test]
+fn move_pages_denied_by_seccomp_is_named_once_and_not_tried_again() {
+    if !in_guest() {
+        return;
+    }
+    let workload = Workload::small();
+    let pid = workload.pid();
+    for errno in [libc::EPERM, libc::ENOSYS] {
+        let site = Site::new();
+        site.write_config(&body(pid, "overhead_limit = 0.5"));
+        let mut command = hmkeeper();
+        command.args(["run", "--config"]).arg(site.config());
+        deny_move_pages(&mut command, errno);
+        let mut daemon = site.start_as(command);
+        daemon.until_watching(pid);
+        let status = daemon.epochs(4);
+        let denied = "move_pages(2) is denied to hmkeeper itself";
+        assert_eq!(logged(&daemon, denied), 1, "{}", daemon.log());
+        assert_eq!(logged(&daemon, "a seccomp filter"), 1, "{}", daemon.log());
+        assert_eq!(logged(&daemon, "cpuset"), 0, "{}", daemon.log());
+        for result in ["moved", "busy", "pinned", "refused"] {
+            assert_eq!(pages_of(&status, pid, result), 0, "{result}: {status:#}");
+        }
+        daemon.stop();
+    }
 }
 
 #[test]

@@ -4,7 +4,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::sys::clock::{process_cpu_time, thread_cpu_time};
+use crate::sys::denied;
 use crate::sys::move_pages::{self, Status, Which};
+use crate::sys::root::Root;
 use crate::tiering::plan::PageCounts;
 use crate::units::{Nanos, NodeId, Pid, VirtAddr};
 
@@ -52,6 +54,7 @@ impl Fate {
 /// A call to be: folios of one process that go to one node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call<'a> {
+    pub(super) root: &'a Root,
     pub(super) pid: Pid,
     pub(super) to: NodeId,
     pub(super) items: &'a [Item],
@@ -77,6 +80,8 @@ pub(super) struct Done {
     pub(super) gone: bool,
     /// The kernel forbids this destination to this process.
     pub(super) forbidden: bool,
+    /// It may not be allowed to us at all.
+    pub(super) denied: bool,
 }
 
 /// Makes all calls at once: the first one by this thread, each other one by another. Also the CPU time
@@ -119,6 +124,13 @@ pub(super) fn run(calls: &[Call<'_>]) -> (Vec<Done>, Nanos) {
 }
 
 impl Done {
+    fn gone(count: usize) -> Self {
+        Self {
+            gone: true,
+            ..Self::all(Fate::Absent, count)
+        }
+    }
+
     fn all(fate: Fate, count: usize) -> Self {
         Self {
             fates: vec![fate; count],
@@ -127,6 +139,7 @@ impl Done {
             worked: Nanos::ZERO,
             gone: false,
             forbidden: false,
+            denied: false,
         }
     }
 }
@@ -135,11 +148,15 @@ impl Done {
 /// are fewer than items then, but never none.
 pub(super) fn call(call: &Call<'_>) -> Done {
     let &Call {
+        root,
         pid,
         to,
         items,
         held,
     } = call;
+    if !root.holds().is_meant(pid) {
+        return Done::gone(items.len());
+    }
     let which = if items.iter().any(|i| i.shared) {
         Which::All
     } else {
@@ -156,6 +173,10 @@ pub(super) fn call(call: &Call<'_>) -> Done {
         },
         Err(e) => failed(pid, to, &pages, &e),
     };
+    if !root.holds().is_meant(pid) {
+        // In the middle of the call: what it did was the last.
+        done = Done::gone(items.len());
+    }
     if done.fates.is_empty() {
         // Or the same would be asked for again and again.
         done.fates.push(Fate::Busy);
@@ -212,12 +233,9 @@ fn failed(pid: Pid, to: NodeId, pages: &[VirtAddr], error: &io::Error) -> Done {
         // EINVAL: it has no memory any more, though it has not yet ended. Of
         // its other causes none is possible here: the flags are constant.
         Some(libc::ESRCH | libc::EINVAL) => {
-            return Done {
-                gone: true,
-                ..Done::all(Fate::Absent, pages.len())
-            };
+            return Done::gone(pages.len());
         }
-        Some(libc::EPERM | libc::EACCES | libc::ENODEV) => Fate::Refused,
+        Some(libc::EPERM | libc::EACCES | libc::ENODEV | libc::ENOSYS) => Fate::Refused,
         Some(libc::ENOMEM) => Fate::NoRoom,
         _ => Fate::Busy,
     };
@@ -228,6 +246,7 @@ fn failed(pid: Pid, to: NodeId, pages: &[VirtAddr], error: &io::Error) -> Done {
             .map(|fate| if fate == Fate::Busy { rest } else { fate })
             .collect(),
         forbidden: rest == Fate::Refused,
+        denied: denied::may_be(error),
         ..Done::all(Fate::Moved, 0)
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::batch::{self, Call, Done, Fate, Item};
 use super::refused::Held;
-use super::{SysMover, Turn};
+use super::{SysMover, TRIED_AGAIN, Turn};
 use crate::ports::{FolioPace, Threads};
 use crate::tiering::moving::{CallCost, ThreadChoice};
 use crate::units::{Bytes, Nanos, NodeId, Pid};
@@ -171,7 +171,7 @@ impl SysMover {
             }
         }
         for queue in &queues {
-            count_rest(queue, turn);
+            self.count_rest(queue, turn);
         }
     }
 
@@ -258,9 +258,11 @@ impl SysMover {
         turn: &mut Turn,
     ) -> Duration {
         let held = self.kind(is_huge).held();
+        let root = self.root.clone();
         let calls: Vec<Call<'_>> = parts
             .iter()
             .map(|part| Call {
+                root: &root,
                 pid: queues[part.queue].pid,
                 to: queues[part.queue].to,
                 items: &queues[part.queue].items[part.start..part.end],
@@ -271,7 +273,7 @@ impl SysMover {
         let (all, helpers) = batch::run(&calls);
         let took = begin.elapsed();
         self.cpu += helpers;
-        let mut untried = Vec::new();
+        let (mut untried, mut is_told) = (Vec::new(), false);
         for ((call, done), part) in calls.iter().zip(&all).zip(parts) {
             self.calls += done.calls;
             turn.longest = turn.longest.max(done.elapsed);
@@ -281,35 +283,78 @@ impl SysMover {
                 let cost = &mut self.kind(is_huge).cost;
                 cost.learn(told, done.worked, most);
             }
-            self.take_in(call, done, turn);
+            is_told |= self.take_in(call, done, turn);
             untried.push((part.queue, call.items[told..].to_vec()));
         }
         // Behind what a folio that cannot move ended the call for.
         for (queue, items) in untried {
             queues[queue].items.extend(items);
         }
+        if is_told {
+            for queue in queues {
+                self.leave_pinned(queue, turn);
+            }
+        }
         took
     }
 
-    pub(super) fn take_in(&mut self, call: &Call<'_>, done: &Done, turn: &mut Turn) {
+    /// Takes out of a queue what others told of.
+    fn leave_pinned(&self, queue: &mut Queue, turn: &mut Turn) {
+        let rest = queue.items.split_off(queue.tried);
+        for item in rest {
+            match self.refused.rests(queue.pid, item.addr) {
+                Some(why) => why.count(item.pages, &mut turn.counts[item.index]),
+                None => queue.items.push(item),
+            }
+        }
+    }
+
+    /// Counts and remembers what a call brought. Whether that tells of pages that were not tried.
+    pub(super) fn take_in(&mut self, call: &Call<'_>, done: &Done, turn: &mut Turn) -> bool {
         let &Call { pid, to, items, .. } = call;
-        let mut moved = Bytes::ZERO;
+        let (mut moved, mut stayed, mut tells) = (Bytes::ZERO, 0, false);
         for (item, fate) in items.iter().zip(&done.fates) {
             fate.count(item.pages, &mut turn.counts[item.index]);
-            match fate {
+            stayed += u64::from(*fate != Fate::Moved);
+            let why = match fate {
                 Fate::Moved => {
                     moved += Bytes::from_pages(item.pages);
-                    self.refused.forget(pid, item.addr);
+                    self.refused.forget(pid, item.addr, item.pages);
+                    continue;
                 }
-                Fate::Busy => turn.busy.push((pid, to, *item)),
+                Fate::Busy => {
+                    if turn.busy.len() < TRIED_AGAIN && !turn.is_last_try {
+                        turn.busy.push((pid, to, *item));
+                    }
+                    Held::Pinned
+                }
                 Fate::NoRoom => {
                     turn.full.insert(to);
+                    continue;
                 }
-                Fate::Shared => self.refused.remember(pid, item.addr, Held::Shared),
+                Fate::Shared => Held::Shared,
                 // The destination is forbidden, and the page no worse for another one.
-                Fate::Refused if done.forbidden => {}
-                Fate::Refused => self.refused.remember(pid, item.addr, Held::Refused),
-                Fate::Absent | Fate::Deferred => {}
+                Fate::Refused if done.forbidden => continue,
+                Fate::Refused => Held::Refused,
+                Fate::Absent => Held::Absent,
+                Fate::Deferred => continue,
+            };
+            if !turn.is_last_try {
+                tells |= self.refused.remember(pid, item.addr, item.pages, why);
+            }
+        }
+        if !moved.is_zero() {
+            self.refused.forget_node(pid, to);
+        } else if turn.full.contains(&to) {
+            self.refused.remember_node(pid, to, Fate::NoRoom);
+        } else if done.forbidden {
+            self.refused.remember_node(pid, to, Fate::Refused);
+        }
+        if stayed > 0 {
+            let share = stayed as f64 / done.fates.len().max(1) as f64;
+            let vain = Nanos::from_secs_f64(done.worked.as_secs_f64() * share);
+            if self.effort.spend(pid, vain) {
+                turn.spent.insert(pid);
             }
         }
         turn.moved += moved;
@@ -317,12 +362,40 @@ impl SysMover {
         if let Some(room) = turn.room.get_mut(&to) {
             room.left = room.left.saturating_sub(moved);
         }
+        if done.denied {
+            self.try_own();
+        }
         if done.gone {
             turn.gone.insert(pid);
-            self.refused.forget_process(pid);
+            self.forget_process(pid);
         }
         if done.forbidden {
             turn.forbidden.insert((pid, to));
+        }
+        tells
+    }
+
+    /// Counts folios that were not tried.
+    fn count_rest(&self, queue: &Queue, turn: &mut Turn) {
+        let rest = queue.rest();
+        let fate = if turn.gone.contains(&queue.pid) {
+            Fate::Absent
+        } else if self.is_denied != Some(true) && turn.forbidden.contains(&(queue.pid, queue.to)) {
+            Fate::Refused
+        } else if turn.is_over()
+            || turn.spent.contains(&queue.pid)
+            || self.is_denied == Some(true)
+            || rest
+                .first()
+                .is_none_or(|i| turn.bytes_left() < Bytes::from_pages(i.pages))
+        {
+            Fate::Deferred
+        } else {
+            let of_node = self.refused.node_rests(queue.pid, queue.to);
+            of_node.unwrap_or(Fate::NoRoom)
+        };
+        for item in rest {
+            fate.count(item.pages, &mut turn.counts[item.index]);
         }
     }
 
@@ -335,7 +408,10 @@ impl SysMover {
         turn: &mut Turn,
     ) -> Bytes {
         if turn.is_over()
+            || self.is_denied == Some(true)
             || turn.gone.contains(&pid)
+            || turn.spent.contains(&pid)
+            || self.refused.node_rests(pid, to).is_some()
             || turn.forbidden.contains(&(pid, to))
             || turn.full.contains(&to)
         {
@@ -357,27 +433,6 @@ impl SysMover {
             asked += self.cache.give_back(to);
             known = None;
         }
-    }
-}
-
-/// What became of folios that were not tried.
-fn count_rest(queue: &Queue, turn: &mut Turn) {
-    let rest = queue.rest();
-    let fate = if turn.gone.contains(&queue.pid) {
-        Fate::Absent
-    } else if turn.forbidden.contains(&(queue.pid, queue.to)) {
-        Fate::Refused
-    } else if turn.is_over()
-        || rest
-            .first()
-            .is_none_or(|i| turn.bytes_left() < Bytes::from_pages(i.pages))
-    {
-        Fate::Deferred
-    } else {
-        Fate::NoRoom
-    };
-    for item in rest {
-        fate.count(item.pages, &mut turn.counts[item.index]);
     }
 }
 

@@ -18,8 +18,9 @@
 //! directions at once: promotions, for which there is room by now, and the demotions
 //! that make room for the next. Before each batch the destination must have room for it
 //! beyond its reserve. What page cache has to make of that the kernel is asked for when the rest is used
-//! up ([`cache`]). What was busy is tried once more at the end; what was refused is
-//! remembered and left alone for longer each time. Pages that are shared with others than
+//! up ([`cache`]). Every page that did not move is remembered at once, and left alone for longer each
+//! time ([`refused`]); a few that were busy are tried once more at the end. Tries in vain may cost
+//! a fiftieth of a CPU ([`effort`]). Pages that are shared with others than
 //! the target's own processes are not asked for, and so moved as soon as they are not.
 //!
 //! **Properties.** Never more bytes than the limit, nor more time or bytes per
@@ -29,6 +30,8 @@
 mod batch;
 mod cache;
 mod carry;
+mod effort;
+mod policies;
 mod refused;
 mod room;
 mod slices;
@@ -43,11 +46,15 @@ use self::batch::{Call, Item};
 use self::cache::Cache;
 pub(super) use self::cache::{is_there, try_page_cache};
 use self::carry::{Kind, Queue};
+use self::effort::Effort;
+use self::policies::Policies;
 use self::refused::{Held, Refused};
 use self::room::{Room, Rooms};
 use self::slices::stretches;
 use super::clock::thread_cpu_time;
+use super::denied;
 use super::locate::{Locator, Mappers, Place, Whose};
+use super::own_pages::OwnPages;
 use super::root::Root;
 use crate::ports::{FolioPace, MoveLimits, PageMover, PortError, Sharing};
 use crate::tiering::observation::TargetId;
@@ -57,20 +64,29 @@ use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 /// Addresses looked through for one move at most, some 20 ms. Of a longer range it is
 /// never known that all was looked through.
 const LONGEST_WALK: Bytes = Bytes::from_mib(1024);
+/// Busy pages that are tried once more in a turn, each by a call.
+const TRIED_AGAIN: usize = 16;
+/// Walks remembered at most, of a process and a node each.
+const MOST_WALKS: usize = 4096;
 
 /// The kernel's page mover.
 #[derive(Debug)]
 pub struct SysMover {
+    root: Root,
     locator: Locator,
     rooms: Rooms,
     cache: Cache,
     refused: Refused,
+    effort: Effort,
+    policies: Policies,
     /// Where a walk through a process for pages on a node goes on.
-    walks: HashMap<(TargetId, NodeId), VirtAddr>,
+    walks: HashMap<(Pid, TargetId, NodeId), VirtAddr>,
     small: Kind,
     huge: Kind,
     cpu: Nanos,
     calls: u64,
+    /// Whether `move_pages` is denied to us, once that was tried: nothing changes it.
+    is_denied: Option<bool>,
     /// Somebody waits for the end of the turn.
     halt: Arc<AtomicBool>,
 }
@@ -85,6 +101,8 @@ struct Turn {
     full: HashSet<NodeId>,
     forbidden: HashSet<(Pid, NodeId)>,
     gone: HashSet<Pid>,
+    /// Processes of which too much was tried in vain.
+    spent: HashSet<Pid>,
     longest: Duration,
     counts: Vec<PageCounts>,
     /// Whether all of each move's range was looked through.
@@ -94,7 +112,9 @@ struct Turn {
     /// wants other pages, and whether it had begun where the range does. So nothing is
     /// found twice.
     ends: HashMap<(TargetId, PageRange, NodeId), (VirtAddr, bool)>,
+    /// Some that were busy, to be tried once more.
     busy: Vec<(Pid, NodeId, Item)>,
+    is_last_try: bool,
 }
 
 impl Turn {
@@ -115,15 +135,19 @@ impl SysMover {
     /// A mover that has moved nothing yet.
     pub fn new(root: &Root) -> Self {
         Self {
+            root: root.clone(),
             locator: Locator::new(root),
             rooms: Rooms::new(root),
             cache: Cache::new(root),
             refused: Refused::default(),
+            effort: Effort::new(Instant::now()),
+            policies: Policies::default(),
             walks: HashMap::new(),
             small: Kind::small(),
             huge: Kind::huge(),
             cpu: Nanos::ZERO,
             calls: 0,
+            is_denied: None,
             halt: Arc::default(),
         }
     }
@@ -133,6 +157,30 @@ impl SysMover {
     pub fn halted_by(mut self, halt: Arc<AtomicBool>) -> Self {
         self.halt = halt;
         self
+    }
+
+    /// Tries now whether we may move at all, and says so if not.
+    #[must_use]
+    pub fn tried(mut self) -> Self {
+        self.try_own();
+        self
+    }
+
+    /// Tries it on a page of our own, once.
+    fn try_own(&mut self) {
+        if self.is_denied.is_some() {
+            return;
+        }
+        let tried = OwnPages::new(1).and_then(|own| own.move_first(None));
+        let error = tried.err().filter(denied::may_be);
+        self.is_denied = Some(error.is_some());
+        if let Some(error) = error {
+            tracing::warn!(
+                "nothing is moved: move_pages(2) is denied to hmkeeper itself ({error}) by {}; allow it \
+                 there and start hmkeeper again",
+                denied::by_whom(&self.root)
+            );
+        }
     }
 
     /// System calls that moved, or tried to, since the start.
@@ -174,7 +222,7 @@ impl SysMover {
                 why.count(pages, &mut turn.counts[index]);
             }
             let is_enough = pages >= limit;
-            let key = (asked.target, asked.from);
+            let key = (asked.pid, asked.target, asked.from);
             if !is_enough && part.end() < asked.range.end() {
                 self.walks.insert(key, part.end());
             } else {
@@ -198,17 +246,46 @@ impl SysMover {
     /// Where to look through a move's range: a long walk that found too little goes on
     /// where it ended.
     fn walk_start(&self, asked: &Move) -> VirtAddr {
-        let start = self.walks.get(&(asked.target, asked.from)).copied();
+        let start = self.walks.get(&(asked.pid, asked.target, asked.from)).copied();
         start
             .filter(|&addr| asked.range.contains(addr))
             .unwrap_or(asked.range.start())
+    }
+
+    /// Whoever has this pid next is another one.
+    fn forget_process(&mut self, pid: Pid) {
+        self.refused.forget_process(pid);
+        self.walks.retain(|&(of, ..), _| of != pid);
+        self.policies.keep(|of| of != pid);
+    }
+
+    /// Walks through processes that are no longer watched.
+    fn forget_walks(&mut self) {
+        let holds = self.root.holds();
+        self.walks.retain(|&(pid, ..), _| holds.is_meant(pid));
+        self.policies.keep(|pid| holds.is_meant(pid));
+        if self.walks.len() > MOST_WALKS {
+            // They begin anew.
+            self.walks.clear();
+        }
     }
 
     /// Looks up what a group is about, unless the turn is over: then it is deferred. One
     /// queue for each process through which pages are moved.
     fn queue(&mut self, moves: &[Move], group: &[usize], turn: &mut Turn) -> Vec<Queue> {
         let first = &moves[group[0]];
-        let items = if turn.is_over() {
+        let pid = first.pid;
+        if !turn.gone.contains(&pid) && !self.root.holds().is_meant(pid) {
+            turn.gone.insert(pid);
+            self.forget_process(pid);
+        }
+        if turn.gone.contains(&pid) {
+            return Vec::new();
+        }
+        let items = if self.is_denied == Some(true)
+            || turn.is_over()
+            || self.effort.is_spent(first.pid)
+        {
             None
         } else {
             self.find(moves, group, turn)
@@ -224,24 +301,59 @@ impl SysMover {
                 turn.counts[index].deferred += asked.limit.pages().min(asked.range.pages());
             }
         }
-        by_process(first.pid, items.unwrap_or_default())
-            .into_iter()
-            .map(|(pid, items)| Queue::new(pid, first.to, items))
-            .collect()
+        let mut queues = Vec::new();
+        for (pid, mut items) in by_process(pid, items.unwrap_or_default()) {
+            if !self.root.holds().is_meant(pid) {
+                turn.gone.insert(pid);
+                self.forget_process(pid);
+                continue;
+            }
+            self.leave_bound(pid, &mut items, turn);
+            // What may well be pinned comes after what is not.
+            items.sort_by_key(|item| self.refused.is_suspect(pid, item.addr));
+            queues.push(Queue::new(pid, first.to, items));
+        }
+        queues
     }
 
-    /// What was busy once more, now that some time has passed.
+    /// Takes out what its program has bound since the plan was made.
+    fn leave_bound(&mut self, pid: Pid, items: &mut Vec<Item>, turn: &mut Turn) {
+        let holds = self.root.holds();
+        if items.is_empty() || !holds.leaves_bound(pid) {
+            return;
+        }
+        self.policies.look(&self.root, pid);
+        let policies = &self.policies;
+        let before = items.len();
+        items.retain(|item| {
+            let is_bound = policies.is_bound(pid, item.addr);
+            if is_bound {
+                turn.counts[item.index].deferred += item.pages;
+                turn.whole[item.index] = false;
+            }
+            !is_bound
+        });
+        if items.len() < before {
+            holds.doubt(pid);
+        }
+    }
+
+    /// Tries some that were busy once more, now that some time has passed.
     fn retry(&mut self, turn: &mut Turn) {
-        let busy = std::mem::take(&mut turn.busy);
-        for (pid, to, item) in busy {
+        turn.is_last_try = true;
+        for (pid, to, item) in std::mem::take(&mut turn.busy) {
             if turn.is_over() || turn.bytes_left() < Bytes::from_pages(item.pages) {
                 break;
+            }
+            if self.refused.is_one_of_many(pid, item.addr) {
+                continue;
             }
             let bytes = Bytes::from_pages(item.pages);
             if self.room_for(pid, to, bytes, turn) < bytes {
                 continue;
             }
             let call = Call {
+                root: &self.root.clone(),
                 pid,
                 to,
                 items: &[item],
@@ -254,17 +366,15 @@ impl SysMover {
             counts.busy = counts.busy.saturating_sub(item.pages);
             self.take_in(&call, &done, turn);
         }
-        for (pid, _, item) in std::mem::take(&mut turn.busy) {
-            // Pinned for long, it seems.
-            self.refused.remember(pid, item.addr, Held::Pinned);
-        }
     }
 }
 
 impl PageMover for SysMover {
     fn apply(&mut self, moves: &[Move], limits: MoveLimits) -> Result<MoveOutcome, PortError> {
         let cpu = thread_cpu_time();
+        self.forget_walks();
         self.refused.next_turn();
+        self.effort.next_turn(Instant::now());
         let mut turn = Turn {
             start: Instant::now(),
             halt: Arc::clone(&self.halt),
@@ -273,12 +383,14 @@ impl PageMover for SysMover {
             full: HashSet::new(),
             forbidden: HashSet::new(),
             gone: HashSet::new(),
+            spent: HashSet::new(),
             longest: Duration::ZERO,
             counts: vec![PageCounts::default(); moves.len()],
             whole: vec![false; moves.len()],
             room: HashMap::new(),
             ends: HashMap::new(),
             busy: Vec::new(),
+            is_last_try: false,
         };
         self.locator.hold();
         for stretch in stretches(moves) {

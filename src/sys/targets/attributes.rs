@@ -113,17 +113,29 @@ impl Known {
 /// A mapping without a policy of its own shows its thread's, which is as much
 /// the application's will. `default` and `local` bind nothing.
 pub(super) fn read_numa_maps(text: &[u8], vmas: &[PageRange], out: &mut [Option<Attributes>]) {
-    for line in text.split(|&b| b == b'\n') {
-        let mut fields = line.split(|&b| b == b' ');
-        let (Some(start), Some(policy)) = (fields.next().and_then(hex), fields.next()) else {
-            continue;
-        };
-        if let Some(index) = find(vmas, VirtAddr(start)) {
+    for (start, is_bound, mut fields) in told(text) {
+        if let Some(index) = find(vmas, start) {
             let attributes = out[index].get_or_insert_default();
-            attributes.policy = !(policy == b"default" || policy == b"local");
+            attributes.policy = is_bound;
             attributes.hugetlb |= fields.any(|f| f == b"huge");
         }
     }
+}
+
+/// Of each mapping its start, and whether a policy binds it, as `numa_maps` shows them.
+pub(in crate::sys) fn policies(text: &[u8]) -> impl Iterator<Item = (VirtAddr, bool)> {
+    told(text).map(|(start, is_bound, _)| (start, is_bound))
+}
+
+/// The same, with the other fields.
+fn told(text: &[u8]) -> impl Iterator<Item = (VirtAddr, bool, impl Iterator<Item = &[u8]>)> {
+    text.split(|&b| b == b'\n').filter_map(|line| {
+        let mut fields = line.split(|&b| b == b' ');
+        let start = VirtAddr(fields.next().and_then(hex)?);
+        let policy = fields.next()?;
+        let is_bound = !(policy == b"default" || policy == b"local");
+        Some((start, is_bound, fields))
+    })
 }
 
 /// Marks in `out` what the `VmFlags` of `smaps` tell: `lo` locked, `ht`

@@ -3,11 +3,14 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Once;
 
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use crate::sys::denied;
 use crate::sys::root::Root;
 use crate::sys::text;
 use crate::tiering::observation::Mapped;
@@ -174,17 +177,19 @@ pub(super) fn all(root: &Root) -> io::Result<Vec<Pid>> {
 
 /// A hold on one process that no other can be mistaken for.
 #[derive(Debug)]
-pub(super) struct Handle {
+pub(in crate::sys) struct Handle {
     /// `None` below a root that is not the host's.
     pidfd: Option<OwnedFd>,
     /// Stays with the address space that it was opened on: after an exec it
     /// reads nothing.
     maps: File,
+    /// What tells processes apart below such a root.
+    recorded: Option<(Root, Pid, u64)>,
 }
 
 /// Why there is no hold on a process.
 #[derive(Debug)]
-pub(super) enum NoHandle {
+pub(in crate::sys) enum NoHandle {
     /// `pidfd_open` failed.
     Pidfd(io::Error),
     /// Its mappings cannot be opened.
@@ -203,19 +208,6 @@ impl NoHandle {
     /// What is in the way, and the remedy.
     pub(super) fn explained(&self) -> String {
         match self {
-            // The kernel itself lets everybody have one: whoever forbids it is not a capability.
-            Self::Pidfd(error)
-                if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) =>
-            {
-                "pidfd_open is denied by a seccomp filter or a security module: allow it in \
-                 SystemCallFilter= of the unit or in the container's profile"
-                    .into()
-            }
-            Self::Pidfd(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
-                "pidfd_open is not there: use Linux 5.3 or later, or allow it in the seccomp \
-                 filter of the container"
-                    .into()
-            }
             Self::Pidfd(error) => format!("pidfd_open: {error}"),
             Self::Maps(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 "its memory may not be looked at: run hmkeeper as root or with CAP_SYS_PTRACE"
@@ -230,15 +222,16 @@ impl NoHandle {
 }
 
 impl Handle {
-    pub(super) fn open(root: &Root, pid: Pid) -> Result<Self, NoHandle> {
+    pub(in crate::sys) fn open(root: &Root, pid: Pid) -> Result<Self, NoHandle> {
         let pidfd = if *root == Root::host() {
             let gone = || NoHandle::Maps(io::ErrorKind::NotFound.into());
             let pid = rustix::process::Pid::from_raw(pid.0).ok_or_else(gone)?;
-            let pidfd = pidfd_open(pid, PidfdFlags::empty());
-            Some(pidfd.map_err(|e| NoHandle::Pidfd(e.into()))?)
+            hold(root, pid).map_err(NoHandle::Pidfd)?
         } else {
             None
         };
+        let start = || Stat::of(root, pid).map_or(0, |stat| stat.start_time);
+        let recorded = pidfd.is_none().then(|| (root.apart(), pid, start()));
         let maps = File::open(root.proc(format!("{pid}/maps"))).map_err(NoHandle::Maps)?;
         // Its mode shuts out whoever may look at the process but is not its user.
         match File::open(root.proc(format!("{pid}/pagemap"))) {
@@ -247,7 +240,19 @@ impl Handle {
             }
             _ => {}
         }
-        Ok(Self { pidfd, maps })
+        Ok(Self {
+            pidfd,
+            maps,
+            recorded,
+        })
+    }
+
+    /// Whether the process is there and runs the program that it was opened on.
+    pub(in crate::sys) fn is_there(&self) -> bool {
+        let is_same = self.recorded.as_ref().is_none_or(|(root, pid, start)| {
+            Stat::of(root, *pid).is_some_and(|stat| stat.start_time == *start)
+        });
+        is_same && self.has_memory() && !self.has_ended()
     }
 
     /// Whether the process, all its threads, has ended.
@@ -265,16 +270,17 @@ impl Handle {
     }
 
     /// Whether the address space that it was opened on is still there.
-    pub(super) fn has_memory(&mut self) -> bool {
-        self.maps.rewind().is_ok() && self.maps.read(&mut [0]).is_ok_and(|n| n > 0)
+    pub(super) fn has_memory(&self) -> bool {
+        self.maps.read_at(&mut [0], 0).is_ok_and(|n| n > 0)
     }
 
     /// Its mappings as text, into a buffer that is used again. Empty when the
     /// address space is gone: it has ended, or runs another program.
-    pub(super) fn read_maps(&mut self, into: &mut Vec<u8>) -> io::Result<()> {
+    pub(super) fn read_maps(&self, into: &mut Vec<u8>) -> io::Result<()> {
         into.clear();
-        self.maps.rewind()?;
-        match self.maps.read_to_end(into) {
+        let mut maps = &self.maps;
+        maps.rewind()?;
+        match maps.read_to_end(into) {
             Ok(_) => Ok(()),
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {
                 into.clear();
@@ -282,6 +288,26 @@ impl Handle {
             }
             Err(e) => Err(e),
         }
+    }
+}
+
+/// A pidfd. It takes no right: who denies it denies it altogether, and a process is known by
+/// its start time then.
+fn hold(root: &Root, pid: rustix::process::Pid) -> io::Result<Option<OwnedFd>> {
+    static SAID: Once = Once::new();
+    match pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from) {
+        Ok(pidfd) => Ok(Some(pidfd)),
+        Err(error) if denied::may_be(&error) => {
+            SAID.call_once(|| {
+                tracing::warn!(
+                    "pidfd_open(2) is denied to hmkeeper itself ({error}) by {}: processes are told apart by \
+                     their start times, and nothing is paged out; allow it there and start hmkeeper again",
+                    denied::by_whom(root)
+                );
+            });
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 

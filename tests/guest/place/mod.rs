@@ -1,7 +1,7 @@
 //! Buffers, children and moves for the tests of the real mover.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -205,6 +205,74 @@ pub(crate) fn shared_memory(length: usize) -> &'static [AtomicU8] {
     }
 }
 
+/// Pages of a buffer, pinned for good as `io_uring` and RDMA do, until it is dropped.
+pub(crate) struct Registered(i32);
+
+impl Registered {
+    /// `run` pages of each `step`, over so many pages.
+    pub(crate) fn every(buffer: &Buffer, step: usize, run: usize, pages: usize) -> Self {
+        const PAGE: usize = 4096;
+        // `IORING_REGISTER_BUFFERS` of linux/io_uring.h.
+        const REGISTER_BUFFERS: u32 = 0;
+        let start = usize::try_from(buffer.range().start().0).unwrap();
+        let parts: Vec<libc::iovec> = (0..pages)
+            .step_by(step)
+            .map(|at| libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(start + at * PAGE),
+                iov_len: run * PAGE,
+            })
+            .collect();
+        // As large as `struct io_uring_params`, all of it zero.
+        let mut params = [0_u64; 15];
+        // SAFETY: the parameters and the parts outlive the calls; nothing is ever read or
+        // written through the ring.
+        let ring = unsafe {
+            let ring = libc::syscall(libc::SYS_io_uring_setup, 8, params.as_mut_ptr());
+            assert!(ring >= 0, "io_uring: {}", std::io::Error::last_os_error());
+            let done = libc::syscall(
+                libc::SYS_io_uring_register,
+                ring,
+                REGISTER_BUFFERS,
+                parts.as_ptr(),
+                parts.len(),
+            );
+            assert_eq!(done, 0, "registering: {}", std::io::Error::last_os_error());
+            ring
+        };
+        Self(i32::try_from(ring).unwrap())
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // SAFETY: ours to close.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+static TO_BIND: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+
+/// In a child: binds a buffer to a node when it is told to ([`Fork::tell`]).
+pub(crate) fn bind_when_told(buffer: &Buffer, node: NodeId) {
+    extern "C" fn bind(_: i32) {
+        let [start, bytes, nodes] = [0, 1, 2].map(|at| TO_BIND[at].load(Relaxed));
+        // SAFETY: the range is the buffer's, the mask outlives the call; a system call is
+        // all that is done in the handler.
+        unsafe {
+            let mode = libc::MPOL_BIND;
+            libc::syscall(libc::SYS_mbind, start, bytes, mode, &raw const nodes, 65, 0);
+        }
+    }
+    let range = buffer.range();
+    let told = [range.start().0, range.bytes().0, 1 << node.0];
+    for (place, value) in TO_BIND.iter().zip(told) {
+        place.store(value, Relaxed);
+    }
+    let handler = bind as extern "C" fn(i32);
+    // SAFETY: the handler only makes a system call.
+    unsafe { libc::signal(libc::SIGUSR1, handler as libc::sighandler_t) };
+}
+
 /// A forked copy of us that has pages of its own in `buffer`, and waits.
 pub(crate) struct Fork(nix::unistd::Pid);
 
@@ -253,6 +321,12 @@ impl Fork {
 
     pub(crate) fn pid(&self) -> Pid {
         Pid(self.0.as_raw())
+    }
+
+    /// Has it do what it is to do when told, and waits until it has.
+    pub(crate) fn tell(&self) {
+        nix::sys::signal::kill(self.0, nix::sys::signal::Signal::SIGUSR1).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(500));
     }
 
     pub(crate) fn end(&self) {
