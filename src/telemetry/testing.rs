@@ -86,6 +86,14 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
             profiling: 0.012,
             migration: 0.004,
             target_side: 0.001,
+            counted: Nanos::from_secs(100),
+        },
+        last_overhead: Overhead {
+            target_cpu: Nanos::from_secs(10),
+            profiling: 0.030,
+            migration: 0.010,
+            target_side: 0.002,
+            counted: Nanos::from_secs(10),
         },
         paused: None,
     }
@@ -119,6 +127,7 @@ pub(crate) fn report(epoch: u64, targets: Vec<TargetReport>) -> EpochReport {
             ..EpochCost::default()
         },
         interval: Nanos::from_secs(10),
+        is_unpaid: false,
         sample_quota: 1000,
         migration_elapsed: Nanos::from_millis(250),
         longest_call: Nanos::from_millis(3),

@@ -34,6 +34,7 @@ use crate::units::{Bytes, Nanos};
 
 mod accesses;
 mod asking;
+mod charging;
 mod deciding;
 mod machine;
 mod outcome;
@@ -245,6 +246,7 @@ impl Engine {
             .zip(&views)
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
+        let charges = self.charge(seen, &told);
         let before = self.pace;
         let allotted = self.allot(seen, &told, &surveys, paused.iter().any(Option::is_none));
         self.afforded = allotted.samples * u64::from(self.pages_per_sample());
@@ -270,7 +272,9 @@ impl Engine {
             accesses,
             surveys,
             told,
+            charges,
             interval: allotted.interval,
+            is_unpaid: allotted.is_unpaid && self.settings.profiling.overhead_control,
             views,
             paused,
             moves: &moves,

@@ -24,12 +24,14 @@
 //!   it is paid once, and it would cost the first epochs their samples, when nothing is known yet.
 //! - When what an epoch costs however few pages it watches takes more than half
 //!   of its allowance, or the rest does not buy [`FEW_SAMPLES`], the epoch is
-//!   stretched, up to [`LONGEST_STRETCH`] times.
+//!   stretched, up to [`LONGEST_STRETCH`] times, but to no more than [`LONGEST_EPOCH`]:
+//!   whoever reads `status` must know what is, not what was. An interval that is
+//!   configured longer stays as it is.
 //!
 //! **Limits.** A tenth of the limit always goes to samples, or the cost of a scan
 //! would never be measured again. What an epoch costs however few pages it
 //! watches may exceed the limit all the same where even the longest stretch does
-//! not pay for it. A target that is idle counts as using a tenth of a CPU
+//! not pay for it: the allotment says so ([`Allotment::is_unpaid`]). A target that is idle counts as using a tenth of a CPU
 //! ([`IDLE_LOAD`]), or it would never be seen to wake: at 5 % it costs 0.5 % of
 //! one CPU. Watching is one thread, and never takes more than a quarter of a CPU
 //! whatever the targets use.
@@ -41,6 +43,9 @@ use crate::units::Nanos;
 pub const IDLE_LOAD: f64 = 0.1;
 /// An epoch is at most so many times the configured interval.
 pub const LONGEST_STRETCH: f64 = 16.0;
+/// No epoch is stretched beyond this: a minute is what an operator waits for an answer, and
+/// 0.3 s of a CPU is what an idle target pays for in it.
+pub const LONGEST_EPOCH: Nanos = Nanos::from_secs(60);
 /// Samples below which an epoch is rather stretched, if there are as many regions.
 pub const FEW_SAMPLES: u64 = 128;
 
@@ -172,6 +177,9 @@ pub struct Allotment {
     pub sweep_pages: u64,
     /// How long it is.
     pub interval: Nanos,
+    /// Whether the limit does not pay for what an epoch costs however few pages it watches,
+    /// not even in one of this length.
+    pub is_unpaid: bool,
 }
 
 /// Keeps what watching costs below its limit. See the module.
@@ -208,10 +216,15 @@ impl Governor {
         self.scan.since_trial().unwrap_or(FIRST_GUESS).max(1.0)
     }
 
+    /// Whether pages were counted yet: what is spent from then on is held to the limit.
+    pub fn is_priced(&self) -> bool {
+        self.count.known().is_some()
+    }
+
     /// Learns what an epoch cost, ourselves and the targets. Moves are not watching.
     pub fn learn(&mut self, cost: &EpochCost, again: Again, terms: Terms) {
         let side = Again { moved: 0, ..again };
-        let is_priced = self.count.known().is_some();
+        let is_priced = self.is_priced();
         if cost.scanned > 0 {
             let side = Again { written: 0, ..side };
             let spent = cost.scanning + cost.kdamonds + side.cost();
@@ -267,11 +280,14 @@ impl Governor {
         let running = self.running.usual() * seconds;
         let per_sample = self.sample_nanos(terms);
         let fixed = self.fixed.usual();
-        let stretch = self.needed_stretch(terms).clamp(1.0, LONGEST_STRETCH);
+        let longest = longest_stretch(terms.interval);
+        let stretch = self.needed_stretch(terms).clamp(1.0, longest);
         let is_step = (stretch - self.stretch).abs() > STRETCH_STEP * self.stretch;
-        if is_step || stretch <= 1.0 || stretch >= LONGEST_STRETCH {
+        if is_step || stretch <= 1.0 || stretch >= longest {
             self.stretch = stretch;
         }
+        // The interval may have become longer by a reload.
+        self.stretch = self.stretch.min(longest);
         if terms.load <= 0.0 {
             self.stretch = 1.0;
         }
@@ -292,8 +308,16 @@ impl Governor {
             samples: (samples as u64).max(1),
             sweep_pages: (sweep_pages as u64).max(1),
             interval: Nanos::from_secs_f64(seconds * self.stretch),
+            is_unpaid: terms.load > 0.0
+                && fixed + running * self.stretch + whole * LEAST_SHARE > whole / AIM,
         }
     }
+}
+
+/// How many times as long as meant an epoch may be.
+fn longest_stretch(interval: Nanos) -> f64 {
+    let longest = LONGEST_EPOCH.as_secs_f64() / interval.as_secs_f64().max(1e-3);
+    longest.clamp(1.0, LONGEST_STRETCH)
 }
 
 /// Nanoseconds that an epoch which is not stretched may take of us.
@@ -531,7 +555,59 @@ mod tests {
             governor.learn(&cost, Again::default(), TERMS);
             governor.allot(TERMS);
         }
-        assert_eq!(governor.allot(TERMS).interval, Nanos::from_secs(160));
+        assert_eq!(governor.allot(TERMS).interval, LONGEST_EPOCH);
+    }
+
+    #[test]
+    fn no_epoch_is_stretched_beyond_a_minute_whatever_the_interval() {
+        // However dear: reading the mappings takes 40 s.
+        let dear = |governor: &mut Governor, interval: Nanos| {
+            let terms = Terms { interval, ..TERMS };
+            let mut given = governor.allot(terms);
+            for _ in 0..6 {
+                let cost = epoch(given, Nanos::from_secs(40), Nanos::ZERO);
+                governor.learn(&cost, Again::default(), terms);
+                given = governor.allot(terms);
+            }
+            given
+        };
+        for (interval, longest) in [(1, 16), (5, 60), (10, 60), (50, 60), (60, 60), (300, 300)] {
+            let given = dear(&mut Governor::default(), Nanos::from_secs(interval));
+            assert_eq!(given.interval, Nanos::from_secs(longest), "{interval}");
+            assert!(given.is_unpaid);
+        }
+        // Nor after a reload to an interval that leaves less.
+        let mut governor = Governor::default();
+        dear(&mut governor, Nanos::from_secs(5));
+        let given = dear(&mut governor, Nanos::from_secs(45));
+        assert_eq!(given.interval, LONGEST_EPOCH);
+    }
+
+    #[test]
+    fn what_an_idle_target_does_not_pay_for_in_a_minute_is_told() {
+        let idle = Terms {
+            load: IDLE_LOAD,
+            ..TERMS
+        };
+        // A tenth of a CPU at 5 % pays 300 ms a minute.
+        for (fixed, is_unpaid) in [(10, false), (100, false), (200, false), (400, true)] {
+            let mut governor = Governor::default();
+            let mut given = governor.allot(idle);
+            let (mut spent, mut allowed) = (0.0, 0.0);
+            for turn in 0..40 {
+                let cost = epoch(given, Nanos::from_millis(fixed), Nanos::ZERO);
+                if turn >= 4 {
+                    spent += cost.profiling.as_secs_f64();
+                    allowed += idle.limit * idle.load * cost.elapsed.as_secs_f64();
+                }
+                governor.learn(&cost, Again::default(), idle);
+                given = governor.allot(idle);
+            }
+            assert!(given.interval <= LONGEST_EPOCH, "{fixed} ms: {given:?}");
+            assert_eq!(given.is_unpaid, is_unpaid, "{fixed} ms");
+            let keeps = spent <= allowed * 1.03;
+            assert_eq!(keeps, !is_unpaid, "{fixed} ms: {spent} of {allowed}");
+        }
     }
 
     #[test]

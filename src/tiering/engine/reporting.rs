@@ -1,13 +1,13 @@
 //! The report of one step.
 
+use super::charging::Charge;
 use super::survey::Survey;
 use super::{Engine, Told};
 use crate::tiering::bounds::Shares;
-use crate::tiering::governor::Again;
 use crate::tiering::observation::{Observation, TargetMap};
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::{Move, PageCounts};
-use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, PauseReason, TargetReport};
+use crate::tiering::report::{EpochReport, Flow, Hold, PauseReason, TargetReport};
 use crate::tiering::tier::{Tier, TierTable, TierView};
 use crate::units::{Bytes, Nanos, TierId};
 
@@ -16,7 +16,9 @@ pub(super) struct Ratios<'a> {
     pub(super) told: Vec<Told>,
     pub(super) accesses: Vec<Shares>,
     pub(super) surveys: Vec<Survey>,
+    pub(super) charges: Vec<Charge>,
     pub(super) interval: Nanos,
+    pub(super) is_unpaid: bool,
     pub(super) views: Vec<TierView>,
     pub(super) paused: Vec<Option<PauseReason>>,
     pub(super) moves: &'a [Move],
@@ -24,9 +26,6 @@ pub(super) struct Ratios<'a> {
 }
 
 pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -> EpochReport {
-    let all: u64 = ratios.told.iter().map(|t| t.samples).sum();
-    let moved: u64 = seen.outcome.results.iter().map(|r| r.pages.moved).sum();
-    let all_out: u64 = seen.paging.results.iter().map(|r| r.pages).sum();
     let targets = (0..seen.targets.len())
         .map(|i| {
             let target = &seen.targets[i];
@@ -35,33 +34,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
             let survey = &ratios.surveys[i];
             let flows = flows(&engine.tiers, target, seen, ratios.moves);
             let pages = pages(target, seen);
-            let share = |part: u64, whole: u64, alone: f64| {
-                if whole == 0 {
-                    alone
-                } else {
-                    part as f64 / whole as f64
-                }
-            };
-            // What is not told apart by target is shared by samples.
-            let beside = seen.cost.set_again * told.samples / all.max(1);
-            let again = Again {
-                accessed: told.again.accessed + beside,
-                moved: pages.moved,
-                ..told.again
-            };
             let out = seen.paging.pages_of(target.id);
-            // Profiling is shared by samples, moving by pages.
-            let equal = 1.0 / seen.targets.len() as f64;
-            let overhead = Overhead {
-                target_cpu: told.cpu,
-                profiling: ratio(
-                    seen.cost.profiling + seen.cost.kdamonds + seen.cost.other,
-                    told.cpu,
-                ) * share(told.samples, all, equal),
-                migration: ratio(seen.cost.migration, told.cpu) * share(pages.moved, moved, equal)
-                    + ratio(seen.cost.paging, told.cpu) * share(out, all_out, equal),
-                target_side: ratio(again.cost(), told.cpu),
-            };
             TargetReport {
                 id: target.id,
                 pid: target.pid,
@@ -86,7 +59,8 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 move_pages: pages,
                 paged_out: Bytes::from_pages(out),
                 paging_rests: ratios.paging[i],
-                overhead,
+                overhead: ratios.charges[i].average,
+                last_overhead: ratios.charges[i].last,
                 paused: ratios.paused[i],
             }
         })
@@ -105,6 +79,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         nodes: engine.machine.pressure.told(&seen.nodes),
         cost: seen.cost,
         interval: ratios.interval,
+        is_unpaid: ratios.is_unpaid,
         sample_quota: ratios.told.iter().map(|t| t.quota).sum(),
         migration_elapsed: seen.outcome.elapsed,
         longest_call: seen.outcome.longest_call,
@@ -113,12 +88,6 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         cache_rests: engine.settings.page_cache && engine.machine.page_cache.rests(),
         paused,
     }
-}
-
-/// CPU time as a share of the target's; a target that used none counts as if
-/// it had used a millisecond.
-fn ratio(spent: Nanos, target_cpu: Nanos) -> f64 {
-    spent.0 as f64 / target_cpu.max(Nanos::from_millis(1)).0 as f64
 }
 
 fn ranking(tiers: &TierTable, view: &TierView) -> Vec<Vec<TierId>> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::accesses::Latest;
+use super::charging::Charged;
 use crate::tiering::observation::{Forgotten, Looked, Mapped, TargetId};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
@@ -58,6 +59,8 @@ pub(super) struct Tracked {
     pub(super) returns: Returns,
     /// What its hit rates rest on.
     pub(super) latest: Latest,
+    /// What watching and moving it cost.
+    pub(super) charged: Charged,
     /// Where the round of recounting residency goes on.
     recount: VirtAddr,
 }
@@ -85,6 +88,7 @@ impl Default for Tracked {
             alike: Alike::default(),
             returns: Returns::default(),
             latest: Latest::default(),
+            charged: Charged::default(),
             recount: VirtAddr(0),
         }
     }
