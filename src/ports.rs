@@ -194,6 +194,17 @@ impl Families {
     }
 }
 
+/// Somebody else who moves pages on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct OtherMover {
+    /// The label in metrics.
+    pub name: std::borrow::Cow<'static, str>,
+    /// Who.
+    pub what: String,
+    /// What would end it.
+    pub remedy: String,
+}
+
 /// Finds the targets and their mappings.
 pub trait Targets {
     /// Watches these from now on; those no longer named are let go.

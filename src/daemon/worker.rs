@@ -17,10 +17,13 @@ use super::heart::Heart;
 use super::process::{self, NoTarget};
 use crate::config::Config;
 use crate::epoch::{EpochLoop, longest_migration};
-use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch};
+use crate::ports::{
+    AccessSampler, OtherMover, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch,
+};
 use crate::record::file::Writer;
 use crate::sys::clock::{SysClock, Waker};
 use crate::sys::mover::SysMover;
+use crate::sys::others::others;
 use crate::sys::pager::SysPager;
 use crate::sys::residency::SysResidency;
 use crate::sys::root::Root;
@@ -195,6 +198,8 @@ struct Worker {
     pauses: Vec<PauseReason>,
     /// Why memory stays where it is, as far as logged.
     told: log::Told,
+    /// What a dry run would move, as far as logged.
+    planned: log::Planned,
     dry_run: bool,
     epochs: Option<u64>,
     cpus: usize,
@@ -247,6 +252,7 @@ impl Worker {
             operator_paused: false,
             pauses: Vec::new(),
             told: log::Told::default(),
+            planned: log::Planned::default(),
             dry_run: plan.dry_run,
             epochs: plan.epochs,
             cpus,
@@ -298,9 +304,12 @@ impl Worker {
                         log::epoch(&report, self.looping.tiers());
                         self.told.log(&report);
                         let mover = self.looping.pace();
+                        let others = self.look_at_others();
+                        self.planned.log(&report, self.looping.tiers());
                         self.snapshots.send_modify(|shared| {
                             let shared = Arc::make_mut(shared);
                             shared.mover = mover;
+                            shared.others = others;
                             shared.record(report);
                         });
                         self.log_pauses();
@@ -308,6 +317,10 @@ impl Worker {
                 }
                 Err(error) => {
                     failures += 1;
+                    let trouble = error.to_string();
+                    self.snapshots.send_modify(|shared| {
+                        Arc::make_mut(shared).trouble = Some(trouble);
+                    });
                     if failures >= FAILURES_MAX {
                         return Err(error.into());
                     }
@@ -376,6 +389,13 @@ impl Worker {
         let mut specs = self.config.targets.clone();
         specs.extend(self.attached.iter().cloned());
         self.looping.select(&specs);
+    }
+
+    /// Who else moves pages now; says what changed about that.
+    fn look_at_others(&self) -> Vec<OtherMover> {
+        let now = others(&self.root);
+        log::other_movers(&self.snapshots.borrow().others, &now);
+        now
     }
 
     /// Says what changed about why nothing is moved.

@@ -15,6 +15,7 @@ mod locate;
 pub mod move_pages;
 pub mod mover;
 pub mod numa;
+pub mod others;
 mod own_pages;
 pub mod page_idle;
 pub mod pagemap;

@@ -7,9 +7,9 @@
 //! the series of a target that is gone vanish with it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::ports::{FolioPace, SamplerKind};
+use crate::ports::{FolioPace, OtherMover, SamplerKind};
 use crate::tiering::report::{EpochReport, PauseReason};
 use crate::tiering::tier::TierTable;
 use crate::units::Nanos;
@@ -57,6 +57,12 @@ pub struct Snapshot {
     pub standing: Vec<PauseReason>,
     /// The last epoch; number 0 before the first.
     pub report: EpochReport,
+    /// When it was taken in; `None` before the first.
+    pub recorded: Option<Instant>,
+    /// Why the loop could not observe of late; `None` where it could.
+    pub trouble: Option<String>,
+    /// Who else moves pages on this machine.
+    pub others: Vec<OtherMover>,
     /// Sums over all epochs.
     pub totals: Totals,
     /// What the mover has learnt of small folios and of huge ones.
@@ -79,6 +85,9 @@ impl Snapshot {
             configured: Vec::new(),
             standing: Vec::new(),
             report: EpochReport::default(),
+            recorded: None,
+            trouble: None,
+            others: Vec::new(),
             totals: Totals::default(),
             mover: None,
             reloads: Reloads::default(),
@@ -103,7 +112,24 @@ impl Snapshot {
     /// Takes in the epoch that ended.
     pub fn record(&mut self, report: EpochReport) {
         self.totals.add(&report, &self.tiers);
+        self.recorded = Some(Instant::now());
+        // An epoch that follows a failure has nothing to watch yet, and says nothing of it.
+        if report.targets.is_empty() || report.targets.iter().any(|t| t.samples > 0) {
+            self.trouble = None;
+        }
         self.report = report;
+    }
+
+    /// How old the last epoch's figures are so long after the start; `None` before the first.
+    pub fn age(&self, uptime: Duration) -> Option<Duration> {
+        let recorded = self.recorded?.saturating_duration_since(self.started);
+        Some(uptime.saturating_sub(recorded))
+    }
+
+    /// Whether what is planned is carried out.
+    pub fn carries_out(&self) -> bool {
+        let paused = self.paused();
+        !paused.contains(&PauseReason::Operator) && !paused.contains(&PauseReason::DryRun)
     }
 
     /// Why nothing is moved, for everybody or for one target: each reason

@@ -56,6 +56,8 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
         ],
         allowed_nodes: None,
         resident: vec![Bytes::from_mib(96), Bytes::from_mib(928)],
+        resident_error: vec![Bytes::from_mib(1), Bytes::from_mib(3)],
+        resident_age: Nanos::from_secs(40),
         accesses: Shares {
             ratio: vec![0.912, 0.088],
             low: vec![0.875, 0.042],
@@ -155,5 +157,6 @@ pub(crate) fn snapshot() -> Snapshot {
     };
     snapshot.mover = Some([pace(20_000, 2_500), pace(20_000, 250_000)]);
     snapshot.record(report(1, vec![target(1, "db")]));
+    snapshot.recorded = Some(snapshot.started);
     snapshot
 }

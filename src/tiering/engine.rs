@@ -35,6 +35,7 @@ use crate::units::{Bytes, Nanos};
 mod accesses;
 mod asking;
 mod charging;
+mod counted;
 mod deciding;
 mod machine;
 mod outcome;
@@ -45,6 +46,7 @@ mod spare;
 mod survey;
 mod tracked;
 use accesses::{Lens, Time, Tracing};
+use counted::Doubt;
 use machine::Machine;
 use pace::Pace;
 use reporting::Ratios;
@@ -247,6 +249,7 @@ impl Engine {
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
         let charges = self.charge(seen, &told);
+        let doubts = self.doubts(seen, &surveys);
         let before = self.pace;
         let allotted = self.allot(seen, &told, &surveys, paused.iter().any(Option::is_none));
         self.afforded = allotted.samples * u64::from(self.pages_per_sample());
@@ -279,6 +282,7 @@ impl Engine {
             paused,
             moves: &moves,
             paging,
+            doubts,
         };
         let report = reporting::report(self, seen, &ratios);
         let longer = self.pace.share() / before.share();
@@ -383,6 +387,19 @@ impl Engine {
             tracked.silent = tracked.silent.saturating_add(1);
         }
         (told, surveyed)
+    }
+
+    /// How far what the surveys say of where memory lies is to be trusted.
+    fn doubts(&mut self, seen: &Observation, surveys: &[Survey]) -> Vec<Doubt> {
+        let of = seen.targets.iter().zip(surveys);
+        of.map(|(target, survey)| {
+            let tracked = self.targets.entry(target.id).or_default();
+            let pages = (tracked.map.page_count(), tracked.uncounted);
+            tracked
+                .trust
+                .told(seen.at, pages, survey.resident().pages(), target.mapped)
+        })
+        .collect()
     }
 
     /// What new mappings are cut into. HM-Keeper begins with 2 MiB, of which a

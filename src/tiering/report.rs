@@ -138,6 +138,12 @@ pub struct TargetReport {
     pub allowed_nodes: Option<Vec<NodeId>>,
     /// Present bytes on each tier.
     pub resident: Vec<Bytes>,
+    /// It is so much more or less, without what is moved since the observation.
+    #[serde(default)]
+    pub resident_error: Vec<Bytes>,
+    /// How long before the observation the oldest of what it adds up was counted.
+    #[serde(default)]
+    pub resident_age: Nanos,
     /// Estimated share of its accesses that each tier serves, and between what it is.
     pub accesses: Shares,
     /// Bytes of the regions whose hotness is at least half of the scans.

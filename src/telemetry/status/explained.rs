@@ -47,7 +47,7 @@ pub(in crate::telemetry) fn paging_rests(why: PagingRest) -> &'static str {
 /// Why memory cannot be moved for now.
 pub(in crate::telemetry) fn held(why: Hold) -> &'static str {
     match why {
-        Hold::Shared => "in another process too, as after a fork: until that ends or writes",
+        Hold::Shared => "another process maps it too: `follow_children = true` watches both",
         Hold::Pinned => "held by the kernel when last tried, as for I/O: tried again later",
     }
 }

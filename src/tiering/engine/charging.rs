@@ -230,7 +230,7 @@ mod tests {
                 panic!("one");
             };
             charged.add(epoch, Nanos::from_secs(10));
-            if turn > 10 {
+            if turn > 60 {
                 let total = charged.shares(charged.counted).total();
                 assert!(total < 0.05, "{turn}: {total}");
             }

@@ -1,6 +1,7 @@
 //! The report of one step.
 
 use super::charging::Charge;
+use super::counted::Doubt;
 use super::survey::Survey;
 use super::{Engine, Told};
 use crate::tiering::bounds::Shares;
@@ -9,7 +10,7 @@ use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::{Move, PageCounts};
 use crate::tiering::report::{EpochReport, Flow, Hold, PauseReason, TargetReport};
 use crate::tiering::tier::{Tier, TierTable, TierView};
-use crate::units::{Bytes, Nanos, TierId};
+use crate::units::{Bytes, Nanos, NodeId, TierId};
 
 /// What a step found out, one entry per target of the observation.
 pub(super) struct Ratios<'a> {
@@ -23,6 +24,7 @@ pub(super) struct Ratios<'a> {
     pub(super) paused: Vec<Option<PauseReason>>,
     pub(super) moves: &'a [Move],
     pub(super) paging: Vec<Option<PagingRest>>,
+    pub(super) doubts: Vec<Doubt>,
 }
 
 pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -> EpochReport {
@@ -45,7 +47,9 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 excluded: target.excluded.clone(),
                 held: [(Hold::Shared, survey.shared), (Hold::Pinned, survey.kept)],
                 allowed_nodes: target.allowed_nodes.clone(),
-                resident: resident(&engine.tiers, survey),
+                resident: by_tier(&engine.tiers, |nodes| survey.on(nodes)),
+                resident_error: by_tier(&engine.tiers, |nodes| ratios.doubts[i].on(nodes)),
+                resident_age: ratios.doubts[i].age,
                 accesses: ratios.accesses[i].clone(),
                 hot: survey.hot,
                 written: survey.written(),
@@ -105,10 +109,10 @@ fn ranking(tiers: &TierTable, view: &TierView) -> Vec<Vec<TierId>> {
         .collect()
 }
 
-/// Bytes of a target on each tier.
-fn resident(tiers: &TierTable, survey: &Survey) -> Vec<Bytes> {
-    let on = |tier: &Tier| survey.on(&tier.nodes);
-    tiers.tiers().iter().map(on).collect()
+/// Bytes of a target on the nodes of each tier.
+fn by_tier(tiers: &TierTable, on: impl Fn(&[NodeId]) -> Bytes) -> Vec<Bytes> {
+    let tiers = tiers.tiers().iter();
+    tiers.map(|tier: &Tier| on(&tier.nodes)).collect()
 }
 
 fn pages(target: &TargetMap, seen: &Observation) -> PageCounts {

@@ -65,6 +65,11 @@ impl Survey {
         self.kept += region.kept(self.epoch);
     }
 
+    /// What lies anywhere.
+    pub(super) fn resident(&self) -> Bytes {
+        Bytes::from_pages(self.pages_on.iter().map(|(_, pages)| pages).sum())
+    }
+
     /// What lies on these nodes.
     pub(super) fn on(&self, nodes: &[NodeId]) -> Bytes {
         let there = self.pages_on.iter().filter(|(n, _)| nodes.contains(n));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::accesses::Latest;
 use super::charging::Charged;
+use super::counted::Trust;
 use crate::tiering::observation::{Forgotten, Looked, Mapped, TargetId};
 use crate::tiering::pageout::Returns;
 use crate::tiering::plan::Sweep;
@@ -61,6 +62,8 @@ pub(super) struct Tracked {
     pub(super) latest: Latest,
     /// What watching and moving it cost.
     pub(super) charged: Charged,
+    /// How far its counts are to be trusted.
+    pub(super) trust: Trust,
     /// Where the round of recounting residency goes on.
     recount: VirtAddr,
 }
@@ -89,6 +92,7 @@ impl Default for Tracked {
             returns: Returns::default(),
             latest: Latest::default(),
             charged: Charged::default(),
+            trust: Trust::default(),
             recount: VirtAddr(0),
         }
     }
@@ -309,16 +313,28 @@ impl Tracked {
             }
         }
         let start = regions.partition_point(|r| r.range().start() < self.recount);
-        for region in regions[start..].iter().chain(&regions[..start]) {
+        let mut next = self.recount;
+        let mut is_round = false;
+        for (at, region) in regions[start..].iter().chain(&regions[..start]).enumerate() {
+            // All that lies behind where it began was counted.
+            is_round |= at == regions.len() - start;
             if left == 0 {
                 break;
             }
             if region.is_counted() {
                 let range = region.next_sweep(left);
                 push(range, &mut left);
-                // One that could not be finished goes on in the next round.
-                self.recount = region.range().end();
+                // One that could not be finished goes on in the next epoch.
+                next = if range.end() == region.range().end() {
+                    range.end()
+                } else {
+                    region.range().start()
+                };
             }
+        }
+        self.recount = next;
+        if is_round || start == 0 && left > 0 {
+            self.trust.ends_round();
         }
     }
 }
