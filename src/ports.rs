@@ -205,6 +205,11 @@ pub struct OtherMover {
     pub remedy: String,
 }
 
+impl OtherMover {
+    /// Every name, for registering metrics.
+    pub const NAMES: [&str; 2] = ["numa-balancing", "damon-module"];
+}
+
 /// Finds the targets and their mappings.
 pub trait Targets {
     /// Watches these from now on; those no longer named are let go.

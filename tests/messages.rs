@@ -137,7 +137,13 @@ fn messages(file: &str, source: &str) -> Vec<String> {
         .flat_map(|opening| said(&code, opening))
         .collect();
     // What stands behind a remedy.
-    for key in ["remedy: \"", "remedy = \"", "remedy:\n", "remedy =\n", "remedy: format!("] {
+    for key in [
+        "remedy: \"",
+        "remedy = \"",
+        "remedy:\n",
+        "remedy =\n",
+        "remedy: format!(",
+    ] {
         for (at, _) in code.match_indices(key) {
             let rest = &code[at..];
             let text = rest.find('"').map(|quote| literals(&rest[quote..], true));
@@ -200,7 +206,10 @@ fn messages_are_found_however_they_are_written() {
             "{0} is \"gone\"",
         ]
     );
-    assert_eq!(fixed("cannot see where {it} is now, or {never:?}"), ["cannot see where", "is now, or"]);
+    assert_eq!(
+        fixed("cannot see where {it} is now, or {never:?}"),
+        ["cannot see where", "is now, or"]
+    );
     let remedy = "let remedy = \"use a kernel with X\"; Missing { remedy: \"write 0\".into() }";
     assert_eq!(messages("src/x.rs", remedy).len(), 2);
 }

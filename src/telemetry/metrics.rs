@@ -12,7 +12,7 @@ use prometheus::{CounterVec, GaugeVec, Opts, Registry, TextEncoder};
 use super::Snapshot;
 use super::status::resident_error;
 use super::totals::tier_name;
-use crate::ports::FolioPace;
+use crate::ports::{FolioPace, OtherMover};
 use crate::tiering::observation::NodeUsage;
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::Direction;
@@ -412,10 +412,10 @@ fn own(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
     page.one(&AGE, age.as_secs_f64())?;
     page.add(
         &OTHERS,
-        snapshot
-            .others
-            .iter()
-            .map(|other| (vec![&*other.name], 1.0)),
+        OtherMover::NAMES.map(|name| {
+            let on = snapshot.others.iter().any(|other| other.name == name);
+            (vec![name], f64::from(u8::from(on)))
+        }),
     )?;
     page.one(&TROUBLE, f64::from(u8::from(snapshot.trouble.is_some())))?;
     page.one(&INTERVAL, snapshot.epoch_interval().as_secs_f64())?;

@@ -12,8 +12,8 @@ use hmkeeper::units::NodeId;
 use serde_json::Value;
 
 use crate::common::{
-    Daemon, PATIENCE, Site, Workload, body, hmkeeper, in_guest, locate, pid_of, share, show, target,
-    until_hot_on, wait_for,
+    Daemon, PATIENCE, Site, Workload, body, hmkeeper, in_guest, locate, pid_of, share, show,
+    target, until_hot_on, wait_for,
 };
 
 /// One that has begun.
@@ -67,7 +67,10 @@ fn a_dry_run_plans_and_moves_nothing() {
     // An operator sees it, with why, and the log has it too.
     let output = daemon.control(&["status"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(text.contains("PLANNED is what would be moved now"), "{text}");
+    assert!(
+        text.contains("PLANNED is what would be moved now"),
+        "{text}"
+    );
     let is_row = |line: &str| line.starts_with("  promoted") && line.contains("MiB");
     assert!(text.lines().any(is_row), "{text}");
     let log = daemon.log();
@@ -116,7 +119,10 @@ fn beyond(status: &Value, pid: u32, is: &BTreeMap<u32, u64>) -> i128 {
     };
     let worst = tiers.into_iter().flatten().map(|tier| {
         let bytes = |key: &str| i128::from(tier[key].as_u64().expect("bytes"));
-        let there = nodes_of(&tier["tier"]).iter().filter_map(|n| is.get(n)).sum::<u64>();
+        let there = nodes_of(&tier["tier"])
+            .iter()
+            .filter_map(|n| is.get(n))
+            .sum::<u64>();
         let wrong = (bytes("resident_bytes") - i128::from(there)).abs();
         wrong - bytes("resident_error_bytes").max(i128::from(all / 50))
     });
@@ -160,7 +166,8 @@ fn where_memory_lies_agrees_with_the_kernel_or_is_told_with_its_error() {
             .sum();
         let is = numa_maps(pid);
         let near = beyond(status, pid, &is) <= 0 && error < 64 << 20;
-        near.then_some(()).ok_or_else(|| format!("{is:?}, {status:#}"))
+        near.then_some(())
+            .ok_or_else(|| format!("{is:?}, {status:#}"))
     };
     wait_for("a settled target", PATIENCE, || exact(&daemon.epochs(1)));
     // Somebody else moves a quarter of it away: within a round of recounts that is seen.
@@ -173,7 +180,9 @@ fn where_memory_lies_agrees_with_the_kernel_or_is_told_with_its_error() {
         let status = daemon.epochs(1);
         let is = numa_maps(pid);
         let beyond = beyond(&status, pid, &is);
-        (beyond <= 0).then_some(()).ok_or_else(|| format!("{beyond}: {is:?}, {status:#}"))
+        (beyond <= 0)
+            .then_some(())
+            .ok_or_else(|| format!("{beyond}: {is:?}, {status:#}"))
     });
     workload.assert_alive();
     daemon.stop();
@@ -210,10 +219,13 @@ fn who_else_moves_pages_and_who_takes_damon_is_told() {
     site.write_config(&body(pid, "sampler = \"damon\""));
     let mut daemon = site.start();
     daemon.until_watching(pid);
-    let samples = |status: &Value| target(status, pid).map_or(0, |t| t["samples"].as_u64().unwrap_or(0));
+    let samples =
+        |status: &Value| target(status, pid).map_or(0, |t| t["samples"].as_u64().unwrap_or(0));
     wait_for("samples", PATIENCE, || {
         let status = daemon.epochs(1);
-        (samples(&status) > 0).then_some(()).ok_or_else(|| format!("{status:#}"))
+        (samples(&status) > 0)
+            .then_some(())
+            .ok_or_else(|| format!("{status:#}"))
     });
     assert_eq!(daemon.status()["other_movers"], serde_json::json!([]));
 
@@ -229,9 +241,17 @@ fn who_else_moves_pages_and_who_takes_damon_is_told() {
     assert!(other > 0.0);
     let text = daemon.control(&["status"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    assert!(text.contains("moves pages too: the kernel's NUMA balancing (mode 2)"), "{text}");
+    assert!(
+        text.contains("moves pages too: the kernel's NUMA balancing (mode 2)"),
+        "{text}"
+    );
     let log = daemon.log();
-    assert_eq!(log.matches("NUMA balancing (mode 2) moves pages too").count(), 1, "{log}");
+    assert_eq!(
+        log.matches("NUMA balancing (mode 2) moves pages too")
+            .count(),
+        1,
+        "{log}"
+    );
     drop(balancing);
     wait_for("its end", PATIENCE, || {
         let status = daemon.epochs(1);

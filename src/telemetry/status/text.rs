@@ -566,7 +566,7 @@ not there: absent
         one.flows[0].planned = Bytes::ZERO;
         snapshot.record(report(3, vec![one]));
         let text = Status::new(&snapshot, Duration::ZERO).text();
-        assert!(!text.contains("room "), "{text}");
+        assert!(!text.contains(" room  "), "{text}");
         assert!(text.contains("headroom"), "{text}");
     }
 
