@@ -319,7 +319,7 @@ impl Worker {
                     failures += 1;
                     let trouble = error.to_string();
                     self.snapshots.send_modify(|shared| {
-                        Arc::make_mut(shared).trouble = Some(trouble);
+                        Arc::make_mut(shared).fail(trouble);
                     });
                     if failures >= FAILURES_MAX {
                         return Err(error.into());

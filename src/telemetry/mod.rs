@@ -33,6 +33,9 @@ pub struct Reloads {
     pub failed: u64,
 }
 
+/// Epochs without a failure after which the last one is of the past, even where nobody has a sample.
+const CALM: u32 = 3;
+
 /// The daemon as it was after its last epoch.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -61,6 +64,8 @@ pub struct Snapshot {
     pub recorded: Option<Instant>,
     /// Why the loop could not observe of late; `None` where it could.
     pub trouble: Option<String>,
+    /// Epochs since that without another failure.
+    pub calm: u32,
     /// Who else moves pages on this machine.
     pub others: Vec<OtherMover>,
     /// Sums over all epochs.
@@ -87,6 +92,7 @@ impl Snapshot {
             report: EpochReport::default(),
             recorded: None,
             trouble: None,
+            calm: 0,
             others: Vec::new(),
             totals: Totals::default(),
             mover: None,
@@ -113,11 +119,19 @@ impl Snapshot {
     pub fn record(&mut self, report: EpochReport) {
         self.totals.add(&report, &self.tiers);
         self.recorded = Some(Instant::now());
+        self.calm = self.calm.saturating_add(1);
         // An epoch that follows a failure has nothing to watch yet, and says nothing of it.
-        if report.targets.is_empty() || report.targets.iter().any(|t| t.samples > 0) {
+        let is_watched = report.targets.iter().any(|t| t.samples > 0);
+        if is_watched || report.targets.is_empty() || self.calm >= CALM {
             self.trouble = None;
         }
         self.report = report;
+    }
+
+    /// An epoch failed.
+    pub fn fail(&mut self, why: String) {
+        self.trouble = Some(why);
+        self.calm = 0;
     }
 
     /// How old the last epoch's figures are so long after the start; `None` before the first.

@@ -70,10 +70,12 @@ impl Status {
             writeln!(out, "nothing is moved: {}", explained(*reason))?;
         }
         if let Some(trouble) = &self.trouble {
-            writeln!(out, "nothing is observed: {trouble}")?;
+            let line = format!("nothing is observed: {trouble}");
+            writeln!(out, "{}", fit.wrap(&line, WIDTH))?;
         }
         for other in &self.other_movers {
-            writeln!(out, "moves pages too: {}; {}", other.what, other.remedy)?;
+            let line = format!("moves pages too: {}; {}", other.what, other.remedy);
+            writeln!(out, "{}", fit.wrap(&line, WIDTH))?;
         }
         let cost = &self.cost;
         writeln!(
@@ -171,6 +173,26 @@ impl Fit {
             Self::All => text.to_owned(),
             Self::Screen => cut(text, width),
         }
+    }
+
+    /// In lines of at most `width` characters, on a terminal: nothing of it may be missing.
+    fn wrap(self, text: &str, width: usize) -> String {
+        if self == Self::All {
+            return text.to_owned();
+        }
+        let (mut lines, mut line) = (String::new(), String::new());
+        for word in text.split_whitespace() {
+            let is_full = line.chars().count() + word.chars().count() >= width;
+            if is_full && !line.trim().is_empty() {
+                lines = lines + &line + "\n";
+                line = " ".to_owned();
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        lines + &line
     }
 }
 
@@ -588,7 +610,7 @@ not there: absent
     #[test]
     fn why_nothing_is_observed_is_said_until_something_is() {
         let mut snapshot = snapshot();
-        snapshot.trouble = Some("kdamonds is in use: stop damo".into());
+        snapshot.fail("kdamonds is in use: stop damo".into());
         let says = |snapshot: &Snapshot| {
             let text = Status::new(snapshot, Duration::ZERO).text();
             text.contains("nothing is observed: kdamonds is in use: stop damo")
@@ -602,6 +624,29 @@ not there: absent
         );
         snapshot.record(report(3, vec![target(1, "db")]));
         assert!(!says(&snapshot));
+        // Of one without a sample of its own it is of the past after a while.
+        snapshot.fail("kdamonds is in use: stop damo".into());
+        for (epoch, told) in [(4, true), (5, true), (6, false)] {
+            let mut blind = target(1, "db");
+            blind.samples = 0;
+            snapshot.record(report(epoch, vec![blind]));
+            assert_eq!(says(&snapshot), told, "{epoch}");
+        }
+    }
+
+    #[test]
+    fn a_remedy_is_not_cut_off() {
+        let mut snapshot = snapshot();
+        let why = "/sys/kernel/mm/damon/admin/kdamonds is in use: somebody else has set up \
+                   kdamonds (2): stop their owner (damo stop), or write 0 to nr_kdamonds there";
+        snapshot.fail(why.into());
+        let text = Status::new(&snapshot, Duration::ZERO).screen();
+        assert!(
+            text.lines().all(|line| line.chars().count() <= WIDTH),
+            "{text}"
+        );
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert!(words.join(" ").contains(why), "{text}");
     }
 
     #[test]
