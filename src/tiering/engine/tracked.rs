@@ -312,28 +312,29 @@ impl Tracked {
                 }
             }
         }
-        let start = regions.partition_point(|r| r.range().start() < self.recount);
-        let mut next = self.recount;
-        let mut is_round = false;
-        for (at, region) in regions[start..].iter().chain(&regions[..start]).enumerate() {
-            // All that lies behind where it began was counted.
-            is_round |= at == regions.len() - start;
+        let mut start = regions.partition_point(|r| r.range().start() < self.recount);
+        if start == regions.len() {
+            start = 0;
+        }
+        let (mut next, mut done) = (self.recount, 0);
+        for region in regions[start..].iter().chain(&regions[..start]) {
             if left == 0 {
                 break;
             }
+            done += 1;
             if region.is_counted() {
                 let range = region.next_sweep(left);
                 push(range, &mut left);
-                // One that could not be finished goes on in the next epoch.
-                next = if range.end() == region.range().end() {
-                    range.end()
-                } else {
-                    region.range().start()
-                };
+                next = range.end();
+                if next < region.range().end() {
+                    // It goes on in the next epoch.
+                    next = region.range().start();
+                    done -= 1;
+                }
             }
         }
         self.recount = next;
-        if is_round || start == 0 && left > 0 {
+        if done > 0 && done >= regions.len() - start {
             self.trust.ends_round();
         }
     }
@@ -364,6 +365,41 @@ impl Totals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_round_of_recounts_ends_when_all_was_counted_again() {
+        // Three regions of 512 pages, 400 an epoch: the fourth epoch ends the first round.
+        const REGION: u64 = 2 << 20;
+        let mut tracked = Tracked::default();
+        let range = |from, to| PageRange::new(VirtAddr(from), VirtAddr(to)).unwrap();
+        let all = range(0, 3 * REGION);
+        tracked.map.sync(&[all], Bytes(REGION));
+        for at in 0..3 {
+            let one = range(at * REGION, (at + 1) * REGION);
+            tracked.map.record_count(one, &[(NodeId(0), 512)]);
+        }
+        let mapped = Mapped {
+            anonymous: all.bytes(),
+            ..Mapped::default()
+        };
+        let mut ages = Vec::new();
+        for epoch in 0..9 {
+            let at = Nanos::from_secs(10 * epoch);
+            tracked.trust.begin(at);
+            let doubt = tracked.trust.told(at, (1536, 0), 1536, mapped);
+            ages.push(doubt.age.as_secs_f64());
+            let mut sweeps = Vec::new();
+            tracked.sweep(TargetId(1), Pid(1), 1.0, 400, &mut sweeps);
+            let pages: u64 = sweeps.iter().map(|sweep| sweep.range.pages()).sum();
+            assert_eq!(pages, 400);
+            for sweep in sweeps {
+                let counted = [(NodeId(0), sweep.range.pages())];
+                tracked.map.record_count(sweep.range, &counted);
+            }
+        }
+        let seconds = [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 40.0];
+        assert_eq!(ages, seconds);
+    }
 
     #[test]
     fn what_regions_lack_is_of_pages_as_theirs_are_and_shared_memory_and_files_of_small_ones() {
