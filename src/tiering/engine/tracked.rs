@@ -387,7 +387,7 @@ mod tests {
             let at = Nanos::from_secs(10 * epoch);
             tracked.trust.begin(at);
             let doubt = tracked.trust.told(at, (1536, 0), 1536, mapped);
-            ages.push(doubt.age.as_secs_f64());
+            ages.push(doubt.age);
             let mut sweeps = Vec::new();
             tracked.sweep(TargetId(1), Pid(1), 1.0, 400, &mut sweeps);
             let pages: u64 = sweeps.iter().map(|sweep| sweep.range.pages()).sum();
@@ -397,8 +397,8 @@ mod tests {
                 tracked.map.record_count(sweep.range, &counted);
             }
         }
-        let seconds = [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 40.0];
-        assert_eq!(ages, seconds);
+        let seconds = [0, 10, 20, 30, 40, 50, 60, 70, 40];
+        assert_eq!(ages, seconds.map(Nanos::from_secs));
     }
 
     #[test]
