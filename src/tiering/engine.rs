@@ -46,7 +46,6 @@ mod spare;
 mod survey;
 mod tracked;
 use accesses::{Lens, Time, Tracing};
-use counted::Doubt;
 use machine::Machine;
 use pace::Pace;
 use reporting::Ratios;
@@ -387,19 +386,6 @@ impl Engine {
             tracked.silent = tracked.silent.saturating_add(1);
         }
         (told, surveyed)
-    }
-
-    /// How far what the surveys say of where memory lies is to be trusted.
-    fn doubts(&mut self, seen: &Observation, surveys: &[Survey]) -> Vec<Doubt> {
-        let of = seen.targets.iter().zip(surveys);
-        of.map(|(target, survey)| {
-            let tracked = self.targets.entry(target.id).or_default();
-            let pages = (tracked.map.page_count(), tracked.uncounted);
-            tracked
-                .trust
-                .told(seen.at, pages, survey.resident().pages(), target.mapped)
-        })
-        .collect()
     }
 
     /// What new mappings are cut into. HM-Keeper begins with 2 MiB, of which a

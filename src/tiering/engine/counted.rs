@@ -14,7 +14,9 @@
 //! **Limits.** What the kernel moves for the first time stays unseen until the round comes to it:
 //! so the age of the oldest count is told with the error.
 
-use crate::tiering::observation::Mapped;
+use super::Engine;
+use super::survey::Survey;
+use crate::tiering::observation::{Mapped, Observation};
 use crate::tiering::region::Recount;
 use crate::units::{Bytes, Nanos, NodeId};
 
@@ -141,6 +143,21 @@ impl Trust {
             everywhere: gap.max(unseen) + self.missed as f64,
             age: at.saturating_sub(self.before.unwrap_or(at)),
         }
+    }
+}
+
+impl Engine {
+    /// How far what the surveys say of where memory lies is to be trusted.
+    pub(super) fn doubts(&mut self, seen: &Observation, surveys: &[Survey]) -> Vec<Doubt> {
+        let of = seen.targets.iter().zip(surveys);
+        of.map(|(target, survey)| {
+            let tracked = self.targets.entry(target.id).or_default();
+            let pages = (tracked.map.page_count(), tracked.uncounted);
+            tracked
+                .trust
+                .told(seen.at, pages, survey.resident().pages(), target.mapped)
+        })
+        .collect()
     }
 }
 
