@@ -1,7 +1,7 @@
 //! What an operator asks of a running daemon is done to the target, as seen from outside
 //! of both: nothing moves in a dry run or while paused, and who is detached is let go.
 //!
-// vm: topology=4tier timeout=400
+// vm: topology=4tier timeout=600
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use hmkeeper::units::NodeId;
 use serde_json::Value;
 
 use crate::common::{
-    Daemon, PATIENCE, Site, Workload, body, hmkeeper, in_guest, locate, pid_of, share, show,
+    Daemon, PATIENCE, Site, Workload, body, hmkeeper, in_guest, locate, long, pid_of, share, show,
     target, until_hot_on, wait_for,
 };
 
@@ -141,7 +141,7 @@ fn where_memory_lies_agrees_with_the_kernel_or_is_told_with_its_error() {
     let mut daemon = site.start();
     daemon.until_watching(pid);
     // While it is moved.
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(12);
     let (mut looks, mut last) = (0, Value::Null);
     while Instant::now() < until {
         // Between two looks at the status: pages may go on moving, to where the plan says.
@@ -155,7 +155,7 @@ fn where_memory_lies_agrees_with_the_kernel_or_is_told_with_its_error() {
         last = status;
         std::thread::sleep(Duration::from_millis(200));
     }
-    assert!(looks >= 10, "{looks} looks; seen last: {last:#}");
+    assert!(looks >= 5, "{looks} looks; seen last: {last:#}");
     // When it has settled what is told is near, however it is told.
     until_hot_on(&[0], &workload, &daemon);
     let exact = |status: &Value| {
@@ -170,20 +170,23 @@ fn where_memory_lies_agrees_with_the_kernel_or_is_told_with_its_error() {
             .ok_or_else(|| format!("{is:?}, {status:#}"))
     };
     wait_for("a settled target", PATIENCE, || exact(&daemon.epochs(1)));
-    // Somebody else moves a quarter of it away: within a round of recounts that is seen.
-    let pages: Vec<_> = workload.range.iter_pages().collect();
-    let quarter = &pages[pages.len() / 2..pages.len() * 3 / 4];
-    for slice in quarter.chunks(1024) {
-        move_pages::move_to(pid_of(pid), slice, NodeId(1), Which::All).expect("moving its pages");
+    if long() {
+        // Somebody else moves a quarter of it away: within a round of recounts that is seen.
+        let pages: Vec<_> = workload.range.iter_pages().collect();
+        let quarter = &pages[pages.len() / 2..pages.len() * 3 / 4];
+        for slice in quarter.chunks(1024) {
+            move_pages::move_to(pid_of(pid), slice, NodeId(1), Which::All)
+                .expect("moving its pages");
+        }
+        wait_for("what somebody else moved", PATIENCE, || {
+            let status = daemon.epochs(1);
+            let is = numa_maps(pid);
+            let beyond = beyond(&status, pid, &is);
+            (beyond <= 0)
+                .then_some(())
+                .ok_or_else(|| format!("{beyond}: {is:?}, {status:#}"))
+        });
     }
-    wait_for("what somebody else moved", PATIENCE, || {
-        let status = daemon.epochs(1);
-        let is = numa_maps(pid);
-        let beyond = beyond(&status, pid, &is);
-        (beyond <= 0)
-            .then_some(())
-            .ok_or_else(|| format!("{beyond}: {is:?}, {status:#}"))
-    });
     workload.assert_alive();
     daemon.stop();
 }
