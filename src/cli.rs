@@ -4,7 +4,7 @@
 
 use std::ffi::OsString;
 use std::fmt::{Display, Write as _};
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -492,7 +492,12 @@ fn status(args: &StatusArgs) -> Result<ExitCode, End> {
     if args.json.json {
         print_json(&status)?;
     } else {
-        print(&status.text())?;
+        let text = if io::stdout().is_terminal() {
+            status.screen()
+        } else {
+            status.text()
+        };
+        print(&text)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -221,6 +221,22 @@ impl Sharing {
     }
 }
 
+/// Somebody else who moves pages on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct OtherMover {
+    /// The label in metrics.
+    pub name: std::borrow::Cow<'static, str>,
+    /// Who.
+    pub what: String,
+    /// What would end it.
+    pub remedy: String,
+}
+
+impl OtherMover {
+    /// Every name, for registering metrics.
+    pub const NAMES: [&str; 2] = ["numa-balancing", "damon-module"];
+}
+
 /// Finds the targets and their mappings.
 pub trait Targets {
     /// Watches these from now on; those no longer named are let go.

@@ -20,7 +20,7 @@ use crate::control::{Call, Reply, Request};
 use crate::sys::root::Root;
 use crate::telemetry::http;
 use crate::telemetry::log::LevelHandle;
-use crate::telemetry::status::Status;
+use crate::telemetry::status::{Status, counted};
 use crate::units::Pid;
 
 /// The loop's sleep is interrupted this often, so that its heart beats.
@@ -157,8 +157,8 @@ fn one_line(snapshot: &crate::telemetry::Snapshot) -> String {
         format!("paused ({})", paused.join(", "))
     };
     format!(
-        "{state}, {} targets, epoch {}, sampler {}",
-        snapshot.report.targets.len(),
+        "{state}, {}, epoch {}, sampler {}",
+        counted(snapshot.report.targets.len() as u64, "target"),
         snapshot.report.epoch,
         snapshot.sampler.as_str()
     )

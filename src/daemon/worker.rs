@@ -17,10 +17,13 @@ use super::heart::Heart;
 use super::process::{self, NoTarget};
 use crate::config::Config;
 use crate::epoch::{EpochLoop, LoopSettings, longest_migration};
-use crate::ports::{AccessSampler, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch};
+use crate::ports::{
+    AccessSampler, OtherMover, Ports, Selector, TargetEvent, TargetSpec, Topology, WriteWatch,
+};
 use crate::record::file::Writer;
 use crate::sys::clock::{SysClock, Waker};
 use crate::sys::mover::SysMover;
+use crate::sys::others::others;
 use crate::sys::own_nodes;
 use crate::sys::pager::SysPager;
 use crate::sys::probe;
@@ -201,6 +204,8 @@ struct Worker {
     layout: Layout,
     /// Nodes that our own cpuset lacks, as far as logged.
     denied: Vec<NodeId>,
+    /// What a dry run would move, as far as logged.
+    planned: log::Planned,
     dry_run: bool,
     epochs: Option<u64>,
     cpus: usize,
@@ -259,6 +264,7 @@ impl Worker {
             told: log::Told::default(),
             layout,
             denied: Vec::new(),
+            planned: log::Planned::default(),
             dry_run: plan.dry_run,
             epochs: plan.epochs,
             cpus,
@@ -311,9 +317,12 @@ impl Worker {
                         log::epoch(&report, self.looping.tiers());
                         self.told.log(&report);
                         let mover = self.looping.pace();
+                        let others = self.look_at_others();
+                        self.planned.log(&report, self.looping.tiers());
                         self.snapshots.send_modify(|shared| {
                             let shared = Arc::make_mut(shared);
                             shared.mover = mover;
+                            shared.others = others;
                             shared.record(report);
                         });
                         self.log_pauses();
@@ -323,6 +332,10 @@ impl Worker {
                 }
                 Err(error) => {
                     failures += 1;
+                    let trouble = error.to_string();
+                    self.snapshots.send_modify(|shared| {
+                        Arc::make_mut(shared).fail(trouble);
+                    });
                     if failures >= FAILURES_MAX {
                         return Err(error.into());
                     }
@@ -444,6 +457,13 @@ impl Worker {
         let mut specs = self.config.targets.clone();
         specs.extend(self.attached.iter().cloned());
         self.looping.select(&specs);
+    }
+
+    /// Who else moves pages now; says what changed about that.
+    fn look_at_others(&self) -> Vec<OtherMover> {
+        let now = others(&self.root);
+        log::other_movers(&self.snapshots.borrow().others, &now);
+        now
     }
 
     /// Says what changed about why nothing is moved.

@@ -18,6 +18,7 @@ mod mounts;
 pub mod move_pages;
 pub mod mover;
 pub mod numa;
+pub mod others;
 pub mod own_nodes;
 mod own_pages;
 pub mod page_idle;

@@ -9,14 +9,17 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
-use crate::ports::TargetEvent;
+use super::status::counted;
+use crate::ports::{OtherMover, TargetEvent};
 use crate::tiering::plan::Direction;
 use crate::tiering::report::{EpochReport, PauseReason, TargetReport};
 use crate::tiering::tier::TierTable;
 use crate::units::Bytes;
 
 mod left_alone;
+mod planned;
 pub use left_alone::Told;
+pub use planned::Planned;
 
 /// The environment variable that overrides `daemon.log`: a level or a filter.
 pub const ENVIRONMENT: &str = "HMKEEPER_LOG";
@@ -118,11 +121,11 @@ pub fn events(events: &[TargetEvent]) {
 pub fn epoch(report: &EpochReport, tiers: &TierTable) {
     let cost = &report.cost;
     debug!(
-        "epoch {}: {} targets, {} samples paid for until the next, {} from now; {} elapsed: \
+        "epoch {}: {}, {} samples paid for until the next, {} from now; {} elapsed: \
          {} profiling ({} for {} scans of a sample, {} for counting {} pages), {} kdamonds, \
          {} migration, {} other; {:.2} of moving's is spare",
         report.epoch,
-        report.targets.len(),
+        counted(report.targets.len() as u64, "target"),
         report.sample_quota,
         report.interval,
         cost.elapsed,
@@ -150,6 +153,19 @@ pub fn epoch(report: &EpochReport, tiers: &TierTable) {
                 ways(target, tiers)
             );
         }
+    }
+}
+
+/// Logs who else began to move pages, and who has ended.
+pub fn other_movers(before: &[OtherMover], now: &[OtherMover]) {
+    for other in now.iter().filter(|other| !before.contains(other)) {
+        warn!(
+            "{} moves pages too, and each undoes what the other does: {}",
+            other.what, other.remedy
+        );
+    }
+    for other in before.iter().filter(|other| !now.contains(other)) {
+        info!("{} no longer moves pages", other.what);
     }
 }
 

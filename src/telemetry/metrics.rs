@@ -10,13 +10,14 @@ use std::collections::BTreeMap;
 use prometheus::{CounterVec, GaugeVec, Opts, Registry, TextEncoder};
 
 use super::Snapshot;
+use super::status::resident_error;
 use super::totals::tier_name;
-use crate::ports::FolioPace;
+use crate::ports::{FolioPace, OtherMover};
 use crate::tiering::observation::NodeUsage;
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::Direction;
 use crate::tiering::report::{PauseReason, TargetReport};
-use crate::units::{Bytes, NodeId};
+use crate::units::{Bytes, Nanos, NodeId};
 
 /// Which way a metric goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +63,8 @@ metrics! {
         "What that share is at least, by what samples and accessed bits can tell: nine times out of ten.";
     ACCESS_HIGH = Gauge "hmkeeper_tier_access_ratio_high" ["target", "tier"]
         "What that share is at most.";
+    RESIDENT_ERROR = Gauge "hmkeeper_tier_resident_error_bytes" ["target", "tier"]
+        "It is so much more or less: what is not counted anew, and what is moved since the last epoch.";
     FREE = Gauge "hmkeeper_tier_free_bytes" ["tier", "node"]
         "Free memory of the node.";
     LATENCY = Gauge "hmkeeper_node_latency_seconds" ["tier", "node"]
@@ -100,10 +103,16 @@ metrics! {
         "Length of the last epoch: total and migration in wall-clock time, profiling in the loop's CPU time.";
     INTERVAL = Gauge "hmkeeper_epoch_interval_seconds" []
         "How long an epoch is to be: the configured interval, longer where the overhead limit pays for less, shorter while what `adaptive` moves stays hot.";
+    AGE = Gauge "hmkeeper_data_age_seconds" []
+        "How long ago the last epoch ended, of which all figures are; before the first one, since the start.";
+    OTHERS = Gauge "hmkeeper_other_movers" ["mover"]
+        "1 for each that moves pages on this machine beside hmkeeper.";
+    TROUBLE = Gauge "hmkeeper_loop_trouble" []
+        "1 where the last try to observe failed: status and log say why.";
     OVERHEAD = Gauge "hmkeeper_overhead_ratio" ["target", "kind"]
-        "What we cost the target in the last epoch, as a share of its CPU time.";
+        "What we cost the target as the limit counts it: as a share of its CPU time, an idle one's a tenth of a CPU, averaged over some ten minutes.";
     OVERHEAD_LIMIT = Gauge "hmkeeper_overhead_limit_ratio" []
-        "The configured limit of what watching costs: of hmkeeper_overhead_ratio without migration, on average.";
+        "The configured limit of what watching costs: of hmkeeper_overhead_ratio without migration.";
     OWN_CPU = Counter "hmkeeper_own_cpu_seconds_total" ["kind"]
         "CPU time of our threads and of our kdamonds, up to the last epoch.";
     SPARE = Gauge "hmkeeper_spare_cpu_ratio" []
@@ -219,7 +228,20 @@ fn by_name(targets: &[TargetReport]) -> BTreeMap<&str, Vec<&TargetReport>> {
 /// The mean of a share over processes of one name, weighted with their CPU
 /// time, or evenly where none ran.
 fn mean(targets: &[&TargetReport], share: impl Fn(&TargetReport) -> f64) -> f64 {
-    let time = |t: &TargetReport| t.overhead.target_cpu.as_secs_f64();
+    weighed(targets, share, |t| t.overhead.target_cpu)
+}
+
+/// The same of what we cost them, weighted with the time that it is a share of.
+fn cost(targets: &[&TargetReport], share: impl Fn(&TargetReport) -> f64) -> f64 {
+    weighed(targets, share, |t| t.overhead.counted)
+}
+
+fn weighed(
+    targets: &[&TargetReport],
+    share: impl Fn(&TargetReport) -> f64,
+    weight: fn(&TargetReport) -> Nanos,
+) -> f64 {
+    let time = |t: &TargetReport| weight(t).as_secs_f64();
     let total: f64 = targets.iter().map(|t| time(t)).sum();
     if total > 0.0 {
         targets.iter().map(|t| share(t) * time(t)).sum::<f64>() / total
@@ -248,6 +270,7 @@ fn per_target(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error>
     let names = by_name(&snapshot.report.targets);
     let tiers = &snapshot.tiers;
     let mut resident = Vec::new();
+    let mut errors = Vec::new();
     let mut access = [const { Vec::new() }; 3];
     let mut overhead = Vec::new();
     for (&name, targets) in &names {
@@ -255,6 +278,8 @@ fn per_target(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error>
             let labels = vec![name.to_owned(), tier_name(tiers, tier).to_string()];
             let bytes = targets.iter().filter_map(|t| t.resident.get(tier.index()));
             resident.push((labels.clone(), bytes.map(|b| b.as_f64()).sum()));
+            let error = targets.iter().map(|t| resident_error(t, tier, snapshot));
+            errors.push((labels.clone(), error.sum::<Bytes>().as_f64()));
             let shares = |t: &TargetReport| {
                 let of = |shares: &[f64]| shares.get(tier.index()).copied().unwrap_or(0.0);
                 [&t.accesses.ratio, &t.accesses.low, &t.accesses.high].map(|s| of(s))
@@ -264,14 +289,15 @@ fn per_target(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error>
             }
         }
         for (kind, share) in [
-            ("profiling", mean(targets, |t| t.overhead.profiling)),
-            ("migration", mean(targets, |t| t.overhead.migration)),
-            ("target", mean(targets, |t| t.overhead.target_side)),
+            ("profiling", cost(targets, |t| t.overhead.profiling)),
+            ("migration", cost(targets, |t| t.overhead.migration)),
+            ("target", cost(targets, |t| t.overhead.target_side)),
         ] {
             overhead.push((vec![name, kind], share));
         }
     }
     page.add(&RESIDENT, resident)?;
+    page.add(&RESIDENT_ERROR, errors)?;
     for (metric, series) in [&ACCESS, &ACCESS_LOW, &ACCESS_HIGH].into_iter().zip(access) {
         page.add(metric, series)?;
     }
@@ -381,6 +407,17 @@ fn own(page: &Page, snapshot: &Snapshot) -> Result<(), prometheus::Error> {
     page.add(&MOVER_CALL, learnt(|pace| pace.call.as_secs_f64()))?;
     page.add(&MOVER_FOLIO, learnt(|pace| pace.folio.as_secs_f64()))?;
     let report = &snapshot.report;
+    let uptime = snapshot.started.elapsed();
+    let age = snapshot.age(uptime).unwrap_or(uptime);
+    page.one(&AGE, age.as_secs_f64())?;
+    page.add(
+        &OTHERS,
+        OtherMover::NAMES.map(|name| {
+            let on = snapshot.others.iter().any(|other| other.name == name);
+            (vec![name], f64::from(u8::from(on)))
+        }),
+    )?;
+    page.one(&TROUBLE, f64::from(u8::from(snapshot.trouble.is_some())))?;
     page.one(&INTERVAL, snapshot.epoch_interval().as_secs_f64())?;
     page.add(
         &EPOCH_DURATION,

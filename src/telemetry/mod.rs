@@ -7,9 +7,9 @@
 //! the series of a target that is gone vanish with it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::ports::{FolioPace, SamplerKind};
+use crate::ports::{FolioPace, OtherMover, SamplerKind};
 use crate::tiering::report::{EpochReport, PauseReason};
 use crate::tiering::tier::TierTable;
 use crate::units::Nanos;
@@ -32,6 +32,9 @@ pub struct Reloads {
     /// Refused; the old configuration stayed.
     pub failed: u64,
 }
+
+/// Epochs without a failure after which the last one is of the past, even where nobody has a sample.
+const CALM: u32 = 3;
 
 /// The daemon as it was after its last epoch.
 #[derive(Clone, Debug)]
@@ -59,6 +62,14 @@ pub struct Snapshot {
     pub notes: Vec<String>,
     /// The last epoch; number 0 before the first.
     pub report: EpochReport,
+    /// When it was taken in; `None` before the first.
+    pub recorded: Option<Instant>,
+    /// Why the loop could not observe of late; `None` where it could.
+    pub trouble: Option<String>,
+    /// Epochs since that without another failure.
+    pub calm: u32,
+    /// Who else moves pages on this machine.
+    pub others: Vec<OtherMover>,
     /// Sums over all epochs.
     pub totals: Totals,
     /// What the mover has learnt of small folios and of huge ones.
@@ -82,6 +93,10 @@ impl Snapshot {
             standing: Vec::new(),
             notes: Vec::new(),
             report: EpochReport::default(),
+            recorded: None,
+            trouble: None,
+            calm: 0,
+            others: Vec::new(),
             totals: Totals::default(),
             mover: None,
             reloads: Reloads::default(),
@@ -106,7 +121,32 @@ impl Snapshot {
     /// Takes in the epoch that ended.
     pub fn record(&mut self, report: EpochReport) {
         self.totals.add(&report, &self.tiers);
+        self.recorded = Some(Instant::now());
+        self.calm = self.calm.saturating_add(1);
+        // An epoch that follows a failure has nothing to watch yet, and says nothing of it.
+        let is_watched = report.targets.iter().any(|t| t.samples > 0);
+        if is_watched || report.targets.is_empty() || self.calm >= CALM {
+            self.trouble = None;
+        }
         self.report = report;
+    }
+
+    /// An epoch failed.
+    pub fn fail(&mut self, why: String) {
+        self.trouble = Some(why);
+        self.calm = 0;
+    }
+
+    /// How old the last epoch's figures are so long after the start; `None` before the first.
+    pub fn age(&self, uptime: Duration) -> Option<Duration> {
+        let recorded = self.recorded?.saturating_duration_since(self.started);
+        Some(uptime.saturating_sub(recorded))
+    }
+
+    /// Whether what is planned is carried out.
+    pub fn carries_out(&self) -> bool {
+        let paused = self.paused();
+        !paused.contains(&PauseReason::Operator) && !paused.contains(&PauseReason::DryRun)
     }
 
     /// Why nothing is moved, for everybody or for one target: each reason

@@ -11,14 +11,16 @@ use serde::{Deserialize, Serialize};
 mod explained;
 mod text;
 pub(super) use explained::{excluded, explained, held, paging_rests, unwatched};
-pub use text::WIDTH;
+pub use text::{WIDTH, counted};
 
 use super::Snapshot;
 use super::totals::{MoveTotals, Way, tier_name};
+use crate::ports::OtherMover;
+use crate::tiering::governor::IDLE_LOAD;
 use crate::tiering::observation::{Exclusion, TargetKind};
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::{Direction, PageCounts, Reason};
-use crate::tiering::report::{Hold, PauseReason, TargetReport, Unwatched};
+use crate::tiering::report::{Flow, Hold, Overhead, PauseReason, TargetReport, Unwatched};
 use crate::tiering::tier::Tier;
 use crate::units::{Bytes, Pid, TierId};
 
@@ -43,8 +45,20 @@ pub struct Status {
     /// How long an epoch is now: longer where the overhead limit pays for less.
     #[serde(default)]
     pub epoch_seconds: f64,
+    /// Whether even in so long an epoch what it costs whatever is watched exceeds the limit.
+    #[serde(default)]
+    pub over_limit: bool,
     /// Epochs so far.
     pub epoch: u64,
+    /// How long ago the last one ended, of which all figures are; `null` before the first.
+    #[serde(default)]
+    pub data_age_seconds: Option<f64>,
+    /// Why the loop could not observe of late, or null.
+    #[serde(default)]
+    pub trouble: Option<String>,
+    /// Who else moves pages on this machine.
+    #[serde(default)]
+    pub other_movers: Vec<OtherMover>,
     /// Why nothing is moved, for everybody; empty when moving.
     pub paused: Vec<PauseReason>,
     /// What keeps some of the machine from being used, each in one line.
@@ -156,8 +170,18 @@ pub struct TargetStatus {
     /// Why nothing of it is paged out, where that is wanted.
     #[serde(default)]
     pub page_out_rests: Option<PagingRest>,
-    /// What we cost it in the last epoch, as shares of its CPU time.
+    /// What we cost it, as the limit counts it: as shares of its CPU time, an idle one's a tenth
+    /// of a CPU, averaged over some ten minutes.
     pub overhead: OverheadStatus,
+    /// What we cost it in the last epoch alone, as shares of the CPU time that it used itself.
+    #[serde(default)]
+    pub overhead_last_epoch: OverheadStatus,
+    /// Whether it is so idle that it counts as using a tenth of a CPU.
+    #[serde(default)]
+    pub idle: bool,
+    /// How long before the last epoch's end the oldest of what `resident_bytes` adds up was counted.
+    #[serde(default)]
+    pub resident_age_seconds: f64,
     /// Why it alone is left alone.
     pub paused: Option<PauseReason>,
 }
@@ -187,6 +211,9 @@ pub struct ShareStatus {
     pub tier: String,
     /// Memory of the target there.
     pub resident_bytes: u64,
+    /// It is so much more or less: what was not counted anew, and what is moved since.
+    #[serde(default)]
+    pub resident_error_bytes: u64,
     /// Estimated share of its accesses that the tier serves.
     pub access_ratio: f64,
     /// It is this at least, as far as can be told.
@@ -221,8 +248,8 @@ pub struct MoveStatus {
     pub total_bytes: u64,
 }
 
-/// What we cost one target, as shares of its CPU time.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// What we cost one target, as shares of CPU time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OverheadStatus {
     /// Our profiling threads and kdamonds.
     pub profiling: f64,
@@ -230,7 +257,7 @@ pub struct OverheadStatus {
     pub migration: f64,
     /// Modelled: what the target itself pays.
     pub target: f64,
-    /// All of it; without migration it is held to the limit, on average.
+    /// All of it; without migration it is held to the limit.
     pub total: f64,
 }
 
@@ -295,7 +322,11 @@ impl Status {
             policy: snapshot.policy.to_owned(),
             interval_seconds: snapshot.interval.as_secs_f64(),
             epoch_seconds: snapshot.epoch_interval().as_secs_f64(),
+            over_limit: report.is_unpaid,
             epoch: report.epoch,
+            data_age_seconds: snapshot.age(uptime).map(|age| age.as_secs_f64()),
+            trouble: snapshot.trouble.clone(),
+            other_movers: snapshot.others.clone(),
             paused: snapshot.paused(),
             notes: snapshot.notes.clone(),
             tiers: tiers(snapshot),
@@ -423,6 +454,7 @@ impl TargetStatus {
                 .map(|tier| ShareStatus {
                     tier: name(tier),
                     resident_bytes: target.resident.get(tier.index()).map_or(0, |b| b.0),
+                    resident_error_bytes: resident_error(target, tier, snapshot).0,
                     access_ratio: share(&target.accesses.ratio, tier),
                     access_ratio_low: share(&target.accesses.low, tier),
                     access_ratio_high: share(&target.accesses.high, tier),
@@ -433,15 +465,39 @@ impl TargetStatus {
             demoted_bytes: sum(Direction::Demotion),
             paged_out_bytes: totals.map_or(0, |t| t.paged_out.0),
             page_out_rests: target.paging_rests,
-            overhead: OverheadStatus {
-                profiling: target.overhead.profiling,
-                migration: target.overhead.migration,
-                target: target.overhead.target_side,
-                total: target.overhead.total(),
-            },
+            overhead: target.overhead.into(),
+            overhead_last_epoch: target.last_overhead.into(),
+            idle: target.overhead.target_cpu.as_secs_f64()
+                < IDLE_LOAD * snapshot.report.cost.elapsed.as_secs_f64(),
+            resident_age_seconds: target.resident_age.as_secs_f64(),
             paused: target.paused,
         }
     }
+}
+
+impl From<Overhead> for OverheadStatus {
+    fn from(overhead: Overhead) -> Self {
+        Self {
+            profiling: overhead.profiling,
+            migration: overhead.migration,
+            target: overhead.target_side,
+            total: overhead.total(),
+        }
+    }
+}
+
+/// By how much what is told of a target's residency on a tier may be wrong now: with what the last
+/// plan moves from there or to there, of which it is not known yet how far that is done.
+pub(super) fn resident_error(target: &TargetReport, tier: TierId, snapshot: &Snapshot) -> Bytes {
+    let counted = target.resident_error.get(tier.index()).copied();
+    let touches = |flow: &&Flow| flow.from == tier || flow.to == tier;
+    let moved = target.flows.iter().filter(touches).map(|flow| flow.planned);
+    let moved: Bytes = if snapshot.carries_out() {
+        moved.sum()
+    } else {
+        Bytes::ZERO
+    };
+    counted.unwrap_or_default() + moved
 }
 
 /// Every way that anything ever went, with what went there lately.
@@ -453,7 +509,7 @@ fn moves(
     let Some(totals) = totals else {
         return Vec::new();
     };
-    let same = |way: &Way, flow: &crate::tiering::report::Flow| {
+    let same = |way: &Way, flow: &Flow| {
         way.from == tier_name(&snapshot.tiers, flow.from)
             && way.to == tier_name(&snapshot.tiers, flow.to)
             && way.direction == flow.direction

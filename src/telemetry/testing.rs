@@ -62,6 +62,8 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
         ],
         allowed_nodes: None,
         resident: vec![Bytes::from_mib(96), Bytes::from_mib(928)],
+        resident_error: vec![Bytes::from_mib(1), Bytes::from_mib(3)],
+        resident_age: Nanos::from_secs(40),
         accesses: Shares {
             ratio: vec![0.912, 0.088],
             low: vec![0.875, 0.042],
@@ -92,6 +94,14 @@ pub(crate) fn target(id: u32, name: &str) -> TargetReport {
             profiling: 0.012,
             migration: 0.004,
             target_side: 0.001,
+            counted: Nanos::from_secs(100),
+        },
+        last_overhead: Overhead {
+            target_cpu: Nanos::from_secs(10),
+            profiling: 0.030,
+            migration: 0.010,
+            target_side: 0.002,
+            counted: Nanos::from_secs(10),
         },
         paused: None,
     }
@@ -125,6 +135,7 @@ pub(crate) fn report(epoch: u64, targets: Vec<TargetReport>) -> EpochReport {
             ..EpochCost::default()
         },
         interval: Nanos::from_secs(10),
+        is_unpaid: false,
         sample_quota: 1000,
         migration_elapsed: Nanos::from_millis(250),
         longest_call: Nanos::from_millis(3),
@@ -152,5 +163,6 @@ pub(crate) fn snapshot() -> Snapshot {
     };
     snapshot.mover = Some([pace(20_000, 2_500), pace(20_000, 250_000)]);
     snapshot.record(report(1, vec![target(1, "db")]));
+    snapshot.recorded = Some(snapshot.started);
     snapshot
 }

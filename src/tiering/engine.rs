@@ -34,6 +34,8 @@ use crate::units::{Bytes, Nanos};
 
 mod accesses;
 mod asking;
+mod charging;
+mod counted;
 mod deciding;
 mod machine;
 mod outcome;
@@ -248,6 +250,8 @@ impl Engine {
             .zip(&views)
             .map(|(t, view)| self.paused(t.id, view))
             .collect();
+        let charges = self.charge(seen, &told);
+        let doubts = self.doubts(seen, &surveys);
         let before = self.pace;
         let allotted = self.allot(seen, &told, &surveys, paused.iter().any(Option::is_none));
         self.afforded = allotted.samples * u64::from(self.pages_per_sample());
@@ -273,11 +277,14 @@ impl Engine {
             accesses,
             surveys,
             told,
+            charges,
             interval: allotted.interval,
+            is_unpaid: allotted.is_unpaid && self.settings.profiling.overhead_control,
             views,
             paused,
             moves: &moves,
             paging,
+            doubts,
         };
         let report = reporting::report(self, seen, &ratios);
         let longer = self.pace.share() / before.share();

@@ -111,23 +111,32 @@ pub struct Flow {
     pub moved: Bytes,
 }
 
-/// What we cost one target in one epoch, as shares of its own CPU time.
+/// What we cost one target, as shares of CPU time that it used or counts as using.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Overhead {
-    /// CPU time of the target in the epoch.
+    /// CPU time of the target in the last epoch.
     pub target_cpu: Nanos,
+    /// What the shares are of: its CPU time as the limit counts it, an idle one's as a tenth of
+    /// a CPU, over the time of the average.
+    #[serde(default)]
+    pub counted: Nanos,
     /// Our threads, but for the movers, and our kdamonds.
     pub profiling: f64,
-    /// Our movers.
+    /// Our movers, and modelled: flushes and stalls of the target by what was moved.
     pub migration: f64,
-    /// Modelled: what the target itself pays, in bits set again, flushes and stalls.
+    /// Modelled: what the target itself pays, in bits and page table entries set again.
     pub target_side: f64,
 }
 
 impl Overhead {
-    /// All of it. The configured limit holds for all but migration, on average.
+    /// All of it.
     pub fn total(self) -> f64 {
-        self.profiling + self.migration + self.target_side
+        self.watching() + self.migration
+    }
+
+    /// What the configured limit holds for.
+    pub fn watching(self) -> f64 {
+        self.profiling + self.target_side
     }
 }
 
@@ -158,6 +167,12 @@ pub struct TargetReport {
     pub allowed_nodes: Option<Vec<NodeId>>,
     /// Present bytes on each tier.
     pub resident: Vec<Bytes>,
+    /// It is so much more or less, without what is moved since the observation.
+    #[serde(default)]
+    pub resident_error: Vec<Bytes>,
+    /// How long before the observation the oldest of what it adds up was counted.
+    #[serde(default)]
+    pub resident_age: Nanos,
     /// Estimated share of its accesses that each tier serves, and between what it is.
     pub accesses: Shares,
     /// Bytes of the regions whose hotness is at least half of the scans.
@@ -184,8 +199,11 @@ pub struct TargetReport {
     pub paged_out: Bytes,
     /// Why nothing of it is paged out, where that is wanted and held back.
     pub paging_rests: Option<PagingRest>,
-    /// What we cost it.
+    /// What we cost it, as the limit counts it: on average, an idle target's tenth of a CPU.
     pub overhead: Overhead,
+    /// The same in the last epoch alone, as shares of the CPU time that it used itself.
+    #[serde(default)]
+    pub last_overhead: Overhead,
     /// Why it alone is left alone, if it is.
     pub paused: Option<PauseReason>,
 }
@@ -206,6 +224,9 @@ pub struct EpochReport {
     /// How long the next epoch is: the configured interval, longer where its limit pays for
     /// less, shorter where the policy gains by it.
     pub interval: Nanos,
+    /// Whether even the longest epoch costs more than the limit pays for.
+    #[serde(default)]
+    pub is_unpaid: bool,
     /// Samples that the overhead limit pays for (`num_ps` of Eq. 8.1).
     pub sample_quota: u64,
     /// Time that the last plan's moves took.

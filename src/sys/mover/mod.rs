@@ -246,7 +246,10 @@ impl SysMover {
     /// Where to look through a move's range: a long walk that found too little goes on
     /// where it ended.
     fn walk_start(&self, asked: &Move) -> VirtAddr {
-        let start = self.walks.get(&(asked.pid, asked.target, asked.from)).copied();
+        let start = self
+            .walks
+            .get(&(asked.pid, asked.target, asked.from))
+            .copied();
         start
             .filter(|&addr| asked.range.contains(addr))
             .unwrap_or(asked.range.start())

@@ -60,7 +60,9 @@ pub(in crate::telemetry) fn paging_rests(why: PagingRest) -> &'static str {
 /// Why memory cannot be moved for now.
 pub(in crate::telemetry) fn held(why: Hold) -> &'static str {
     match why {
-        Hold::Shared => "in another process too (fork, KSM): until that ends or writes",
+        Hold::Shared => {
+            "another process maps it too (fork, KSM): `follow_children = true` watches both"
+        }
         Hold::Pinned => "held by the kernel when last tried, as for I/O: tried again later",
     }
 }

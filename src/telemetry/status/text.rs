@@ -1,39 +1,62 @@
 //! The status as text: one screen for people.
 
 use std::fmt::Write as _;
-use std::time::Duration;
+
+mod fit;
+pub use fit::counted;
+use fit::{Fit, age, bytes_or_none, nanos, percent};
 
 use super::{
-    ShareStatus, Status, TargetStatus, excluded, explained, held, paging_rests, unwatched,
+    MoveStatus, ShareStatus, Status, TargetStatus, excluded, explained, held, paging_rests,
+    unwatched,
 };
 use crate::tiering::plan::Direction;
+use crate::tiering::report::PauseReason;
 use crate::units::{Bytes, Pid};
 
-/// Columns of the text: it fits any terminal of this width.
+/// Columns of the text on a terminal: it fits any of this width.
 pub const WIDTH: usize = 100;
 
 impl Status {
-    /// One screen for people; no line is longer than [`WIDTH`].
+    /// For people who read it from a pipe or a file: nothing is cut off.
     pub fn text(&self) -> String {
+        self.within(Fit::All)
+    }
+
+    /// For people at a terminal: no line is longer than [`WIDTH`].
+    pub fn screen(&self) -> String {
+        self.within(Fit::Screen)
+    }
+
+    fn within(&self, fit: Fit) -> String {
         let mut out = String::new();
         // Writing to a string does not fail.
-        let _ = self.write(&mut out);
-        let lines = out.lines().map(|line| cut(line.trim_end(), WIDTH));
+        let _ = self.write(&mut out, fit);
+        let lines = out.lines().map(|line| fit.cut(line.trim_end(), WIDTH));
         lines.map(|line| line + "\n").collect()
     }
 
-    fn write(&self, out: &mut String) -> std::fmt::Result {
+    fn write(&self, out: &mut String, fit: Fit) -> std::fmt::Result {
         writeln!(
             out,
-            "hmkeeper {}, up {}, epoch {} of {}, sampler {}, policy {}",
+            "hmkeeper {}, up {}, epoch {} of {}{}, sampler {}, policy {}",
             self.version,
             age(self.uptime_seconds),
             self.epoch,
             age(self.interval_seconds),
+            self.data_age_seconds
+                .map_or_else(String::new, |seconds| format!(", {} ago", age(seconds))),
             self.sampler,
             self.policy
         )?;
-        if self.epoch_seconds > self.interval_seconds {
+        self.write_age(out)?;
+        if self.over_limit {
+            writeln!(
+                out,
+                "an epoch takes {} and costs more than the limit pays for: raise profiling.interval",
+                age(self.epoch_seconds)
+            )?;
+        } else if self.epoch_seconds > self.interval_seconds {
             writeln!(
                 out,
                 "an epoch takes {}: the overhead limit pays for no more",
@@ -57,6 +80,14 @@ impl Status {
             if !remedy.is_empty() {
                 writeln!(out, "  {remedy}")?;
             }
+        }
+        if let Some(trouble) = &self.trouble {
+            let line = format!("nothing is observed: {trouble}");
+            writeln!(out, "{}", fit.wrap(&line, WIDTH))?;
+        }
+        for other in &self.other_movers {
+            let line = format!("moves pages too: {}; {}", other.what, other.remedy);
+            writeln!(out, "{}", fit.wrap(&line, WIDTH))?;
         }
         let cost = &self.cost;
         writeln!(
@@ -86,8 +117,8 @@ impl Status {
             writeln!(
                 out,
                 "{:<16} {:<12} {:>10} {:>10} {:>10} {:>10}",
-                cut(&tier.name, 16),
-                cut(&nodes.join(","), 12),
+                fit.cut(&tier.name, 16),
+                fit.cut(&nodes.join(","), 12),
                 Bytes(tier.free_bytes),
                 Bytes(tier.total_bytes),
                 nanos(tier.latency_ns),
@@ -105,7 +136,7 @@ impl Status {
             )?;
         }
         for target in &self.targets {
-            target.write(out, cost.limit)?;
+            target.write(out, fit, self)?;
         }
         if self.targets.is_empty() {
             writeln!(
@@ -120,9 +151,33 @@ impl Status {
     }
 }
 
-/// A latency, or that nobody knows it.
-fn nanos(latency: Option<u64>) -> String {
-    latency.map_or_else(|| "-".into(), |ns| format!("{ns} ns"))
+impl Status {
+    /// That what is told is old.
+    fn write_age(&self, out: &mut String) -> std::fmt::Result {
+        let Some(seconds) = self.data_age_seconds else {
+            return Ok(());
+        };
+        let epoch = self.epoch_seconds.max(self.interval_seconds);
+        if seconds > 2.0 * epoch {
+            writeln!(
+                out,
+                "what follows is {} old, more than two epochs: the loop is late or hung, see its log",
+                age(seconds)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A share of accesses and between what it is, or that nothing is known of it yet.
+fn hit_rate(share: &ShareStatus) -> String {
+    // Outwards: what is told to lie between does so.
+    let low = (share.access_ratio_low * 100.0).floor();
+    let high = (share.access_ratio_high * 100.0).ceil();
+    if low <= 0.0 && high >= 100.0 {
+        return "not known yet".into();
+    }
+    format!("{:>10} ({low:.0}..{high:.0})", percent(share.access_ratio))
 }
 
 /// Which process, or how many share it.
@@ -135,16 +190,16 @@ fn who(pid: Pid, sharers: u32) -> String {
 }
 
 impl TargetStatus {
-    fn write(&self, out: &mut String, limit: f64) -> std::fmt::Result {
+    fn write(&self, out: &mut String, fit: Fit, all: &Status) -> std::fmt::Result {
         writeln!(
             out,
-            "\n{} ({}): {} hot of {} in {} regions, {} samples ({} accessed, {} unknown)",
-            cut(&self.name, 24),
+            "\n{} ({}): {} hot of {} in {}, {} ({} accessed, {} unknown)",
+            fit.cut(&self.name, 24),
             who(self.pid, self.sharers),
             Bytes(self.hot_bytes),
             Bytes(self.eligible_bytes),
-            self.regions,
-            self.samples,
+            counted(self.regions, "region"),
+            counted(self.samples, "sample"),
             self.samples_accessed,
             self.samples_unknown
         )?;
@@ -157,17 +212,22 @@ impl TargetStatus {
         }
         writeln!(
             out,
-            "  costs it {} of its CPU time: profiling {}, migration {}, own share {}; limit {}",
-            percent(self.overhead.total),
-            percent(self.overhead.profiling),
-            percent(self.overhead.migration),
-            percent(self.overhead.target),
-            percent(limit)
+            "  watching costs {} of {}, limit {} (ours {:.1}, its own {:.1}); moving {}",
+            percent(self.overhead.profiling + self.overhead.target),
+            if self.idle {
+                "a tenth of a CPU"
+            } else {
+                "its CPU time"
+            },
+            percent(all.cost.limit),
+            self.overhead.profiling * 100.0,
+            self.overhead.target * 100.0,
+            percent(self.overhead.migration)
         )?;
         writeln!(
             out,
-            "  {:<16} {:>10} {:>10}",
-            "TIER", "RESIDENT", "ACCESSES"
+            "  {:<16} {:>10} {:>11} {:>10}",
+            "TIER", "RESIDENT", "", "ACCESSES"
         )?;
         let rank = |tier: &str| {
             let holds = |rank: &Vec<String>| rank.iter().any(|t| t == tier);
@@ -176,44 +236,69 @@ impl TargetStatus {
         let mut tiers: Vec<&ShareStatus> = self.tiers.iter().collect();
         tiers.sort_by_key(|share| rank(&share.tier));
         for share in tiers {
+            let error = match share.resident_error_bytes {
+                0 => "counted".to_owned(),
+                bytes => format!("±{}", Bytes(bytes)),
+            };
             writeln!(
                 out,
-                "  {:<16} {:>10} {:>10} ({:.0}..{:.0})",
-                cut(&share.tier, 16),
+                "  {:<16} {:>10} {error:>11} {}",
+                fit.cut(&share.tier, 16),
                 Bytes(share.resident_bytes),
-                percent(share.access_ratio),
-                // Outwards: what is told to lie between does so.
-                (share.access_ratio_low * 100.0).floor(),
-                (share.access_ratio_high * 100.0).ceil()
+                hit_rate(share)
+            )?;
+        }
+        if self.resident_age_seconds > 0.0 {
+            writeln!(
+                out,
+                "  counted in the last {}; ± is what recounts found wrong, and what is being moved",
+                age(self.resident_age_seconds)
             )?;
         }
         self.write_left_alone(out)?;
         self.write_paging(out)?;
-        if self.moves.is_empty() {
-            writeln!(out, "  nothing was moved yet")?;
-            return self.write_pages(out);
+        self.write_moves(out, fit, all)?;
+        self.write_pages(out)
+    }
+
+    /// What was moved, what the last plan moves, and why.
+    fn write_moves(&self, out: &mut String, fit: Fit, all: &Status) -> std::fmt::Result {
+        let any = |way: &&MoveStatus| way.planned_bytes + way.last_bytes + way.total_bytes > 0;
+        let mut ways = self.moves.iter().filter(any).peekable();
+        if ways.peek().is_none() {
+            return writeln!(out, "  nothing was moved yet");
+        }
+        let is_planned_only =
+            |reason: &&PauseReason| matches!(reason, PauseReason::Operator | PauseReason::DryRun);
+        if let Some(reason) = all.paused.iter().find(is_planned_only) {
+            writeln!(
+                out,
+                "  PLANNED is what would be moved now, but is not: {}",
+                reason.as_str()
+            )?;
         }
         writeln!(
             out,
-            "  {:<10} {:<16} {:<16} {:<8} {:>10} {:>10}",
-            "MOVED", "FROM", "TO", "WHY", "LAST", "SO FAR"
+            "  {:<10} {:<16} {:<16} {:<8} {:>10} {:>10} {:>10}",
+            "MOVED", "FROM", "TO", "WHY", "PLANNED", "LAST", "SO FAR"
         )?;
-        for way in &self.moves {
+        for way in ways {
             writeln!(
                 out,
-                "  {:<10} {:<16} {:<16} {:<8} {:>10} {:>10}",
+                "  {:<10} {:<16} {:<16} {:<8} {:>10} {:>10} {:>10}",
                 match way.direction {
                     Direction::Demotion => "demoted",
                     Direction::Promotion => "promoted",
                 },
-                cut(&way.from, 16),
-                cut(&way.to, 16),
+                fit.cut(&way.from, 16),
+                fit.cut(&way.to, 16),
                 way.reason.as_str(),
-                Bytes(way.last_bytes),
-                Bytes(way.total_bytes)
+                bytes_or_none(way.planned_bytes),
+                bytes_or_none(way.last_bytes),
+                bytes_or_none(way.total_bytes)
             )?;
         }
-        self.write_pages(out)
+        Ok(())
     }
 }
 
@@ -286,35 +371,13 @@ impl TargetStatus {
     }
 }
 
-/// At most `width` characters.
-fn cut(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    text.chars().take(width - 1).chain("…".chars()).collect()
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
-}
-
-/// A length of time in its two largest units.
-fn age(seconds: f64) -> String {
-    if seconds < 60.0 {
-        let tenths = (seconds * 10.0).round() / 10.0;
-        return format!("{tenths} s");
-    }
-    let whole = Duration::from_secs_f64(seconds.min(1e12)).as_secs();
-    match whole {
-        ..3600 => format!("{} min {} s", whole / 60, whole % 60),
-        3600..86_400 => format!("{} h {} min", whole / 3600, whole / 60 % 60),
-        _ => format!("{} d {} h", whole / 86_400, whole / 3600 % 24),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::ports::OtherMover;
+    use crate::telemetry::Snapshot;
     use crate::telemetry::testing::{report, snapshot, target};
     use crate::tiering::observation::Exclusion;
     use crate::tiering::report::{Hold, PauseReason, Unwatched};
@@ -322,6 +385,7 @@ mod tests {
 
     fn status() -> Status {
         let mut status = Status::new(&snapshot(), Duration::from_secs(123));
+        status.data_age_seconds = Some(3.0);
         status.pid = 99;
         status.version = "0.1.0".into();
         status
@@ -331,7 +395,7 @@ mod tests {
     fn the_text_is_one_screen() {
         let text = status().text();
         let expected = "\
-hmkeeper 0.1.0, up 2 min 3 s, epoch 1 of 10 s, sampler idle, policy hm-keeper
+hmkeeper 0.1.0, up 2 min 3 s, epoch 1 of 10 s, 3 s ago, sampler idle, policy hm-keeper
 own cost 0.0 % of a CPU (profiling 0.0 s, kdamonds 0.0 s, migration 0.0 s, other 0.0 s)
 of the CPU time of moving 75.0 % is that of idle cores
 
@@ -343,18 +407,19 @@ page cache made room so far: 24.0 MiB
 db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed, 9 unknown)
   watches 1.0 GiB of 1.0 GiB that it has in memory
   writes 60.0 MiB in an epoch
-  costs it 1.7 % of its CPU time: profiling 1.2 %, migration 0.4 %, own share 0.1 %; limit 5.0 %
-  TIER               RESIDENT   ACCESSES
-  dram0              96.0 MiB     91.2 % (87..96)
-  cxl1              928.0 MiB      8.8 % (4..13)
+  watching costs 1.3 % of its CPU time, limit 5.0 % (ours 1.2, its own 0.1); moving 0.4 %
+  TIER               RESIDENT               ACCESSES
+  dram0              96.0 MiB   ±18.0 MiB     91.2 % (87..96)
+  cxl1              928.0 MiB   ±20.0 MiB      8.8 % (4..13)
+  counted in the last 40 s; ± is what recounts found wrong, and what is being moved
   NOT MOVED             BYTES  WHY, AND WHAT WOULD CHANGE THAT
   file                3.0 MiB  of files, such as programs; anonymous memory is moved
   locked              5.0 MiB  mlocked by its program; `move_locked = true` of the target moves it
-  shared pages        6.0 MiB  in another process too (fork, KSM): until that ends or writes
-  MOVED      FROM             TO               WHY            LAST     SO FAR
-  demoted    dram0            cxl1             room        4.0 MiB    4.0 MiB
-  demoted    dram0            cxl1             headroom    2.0 MiB    2.0 MiB
-  promoted   cxl1             dram0            hot         8.0 MiB    8.0 MiB
+  shared pages        6.0 MiB  another process maps it too (fork, KSM): `follow_children = true` watches both
+  MOVED      FROM             TO               WHY         PLANNED       LAST     SO FAR
+  demoted    dram0            cxl1             room        5.0 MiB    4.0 MiB    4.0 MiB
+  demoted    dram0            cxl1             headroom    3.0 MiB    2.0 MiB    2.0 MiB
+  promoted   cxl1             dram0            hot         9.0 MiB    8.0 MiB    8.0 MiB
   pages so far: 3072 moved, 2 busy
 
 not there: absent
@@ -383,10 +448,15 @@ not there: absent
         long.paused = Some(PauseReason::SamplerBlind);
         snapshot.standing = PauseReason::ALL.to_vec();
         snapshot.record(report(2, vec![long]));
-        let text = Status::new(&snapshot, Duration::from_secs(1_000_000)).text();
+        snapshot.report.is_unpaid = true;
+        snapshot.report.interval = Nanos::from_secs(60);
+        let status = Status::new(&snapshot, Duration::from_secs(1_000_000));
+        let (text, whole) = (status.screen(), status.text());
+        assert!(whole.contains(&"ä".repeat(200)), "cut off in a pipe");
+        assert!(!whole.contains('…'));
         for line in text.lines() {
             assert!(line.chars().count() <= WIDTH, "{line}");
-            let is_ours = line.starts_with("  ") && !line.contains("among nodes");
+            let is_ours = !line.contains('ä') && !line.contains("among nodes");
             let fits = !is_ours || !line.ends_with('…');
             assert!(fits, "an explanation is cut off: {line}");
         }
@@ -408,6 +478,147 @@ not there: absent
         snapshot.report.interval = Nanos::from_secs(40);
         let text = Status::new(&snapshot, Duration::ZERO).text();
         assert!(text.contains("an epoch takes 40 s"), "{text}");
+    }
+
+    #[test]
+    fn what_is_older_than_two_epochs_says_so() {
+        let mut snapshot = snapshot();
+        let old = |snapshot: &Snapshot, seconds| {
+            let status = Status::new(snapshot, Duration::from_secs(seconds));
+            assert_eq!(status.data_age_seconds, Some(seconds as f64));
+            status.text().contains("old, more than two epochs")
+        };
+        assert!(!old(&snapshot, 20));
+        assert!(old(&snapshot, 21));
+        snapshot.report.interval = Nanos::from_secs(60);
+        assert!(!old(&snapshot, 120));
+        assert!(old(&snapshot, 121));
+        snapshot.recorded = None;
+        let status = Status::new(&snapshot, Duration::from_secs(500));
+        assert_eq!(status.data_age_seconds, None);
+    }
+
+    #[test]
+    fn what_even_a_long_epoch_does_not_pay_for_is_said() {
+        let mut snapshot = snapshot();
+        snapshot.report.interval = Nanos::from_secs(60);
+        snapshot.report.is_unpaid = true;
+        let text = Status::new(&snapshot, Duration::ZERO).text();
+        let line = "an epoch takes 1 min 0 s and costs more than the limit pays for";
+        assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn an_idle_target_costs_shares_of_a_tenth_of_a_cpu() {
+        let mut snapshot = snapshot();
+        let mut idle = target(1, "db");
+        idle.overhead.target_cpu = Nanos::from_millis(1);
+        snapshot.record(report(2, vec![idle]));
+        let status = Status::new(&snapshot, Duration::ZERO);
+        assert!(status.targets[0].idle);
+        let text = status.text();
+        let line = "watching costs 1.3 % of a tenth of a CPU, limit 5.0 %";
+        assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn a_dry_run_shows_what_would_be_moved_and_why() {
+        let mut snapshot = snapshot();
+        let mut one = target(1, "db");
+        for flow in &mut one.flows {
+            flow.moved = Bytes::ZERO;
+        }
+        snapshot.totals = crate::telemetry::totals::Totals::default();
+        snapshot.standing = vec![PauseReason::DryRun];
+        snapshot.record(report(2, vec![one.clone()]));
+        let status = Status::new(&snapshot, Duration::ZERO);
+        let text = status.text();
+        for line in [
+            "PLANNED is what would be moved now, but is not: dry-run",
+            "demoted    dram0            cxl1             room        5.0 MiB          -          -",
+            "promoted   cxl1             dram0            hot         9.0 MiB          -          -",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        // Nothing of it is under way.
+        assert_eq!(status.targets[0].tiers[0].resident_error_bytes, 1 << 20);
+        // What comes to nothing has no row.
+        one.flows[0].planned = Bytes::ZERO;
+        snapshot.record(report(3, vec![one]));
+        let text = Status::new(&snapshot, Duration::ZERO).text();
+        assert!(!text.contains(" room  "), "{text}");
+        assert!(text.contains("headroom"), "{text}");
+    }
+
+    #[test]
+    fn a_hit_rate_of_anything_is_not_known_yet() {
+        let mut snapshot = snapshot();
+        let mut new = target(1, "db");
+        new.accesses.low = vec![0.0, 0.0];
+        new.accesses.high = vec![1.0, 0.999];
+        new.regions = 1;
+        new.samples = 1;
+        snapshot.record(report(2, vec![new]));
+        let text = Status::new(&snapshot, Duration::ZERO).text();
+        assert_eq!(text.matches("not known yet").count(), 2, "{text}");
+        assert!(!text.contains("(0..100)"), "{text}");
+        assert!(text.contains("in 1 region, 1 sample ("), "{text}");
+    }
+
+    #[test]
+    fn why_nothing_is_observed_is_said_until_something_is() {
+        let mut snapshot = snapshot();
+        snapshot.fail("kdamonds is in use: stop damo".into());
+        let says = |snapshot: &Snapshot| {
+            let text = Status::new(snapshot, Duration::ZERO).text();
+            text.contains("nothing is observed: kdamonds is in use: stop damo")
+        };
+        let mut blind = target(1, "db");
+        blind.samples = 0;
+        snapshot.record(report(2, vec![blind]));
+        assert!(
+            says(&snapshot),
+            "an epoch without a sample says nothing of it"
+        );
+        snapshot.record(report(3, vec![target(1, "db")]));
+        assert!(!says(&snapshot));
+        // Of one without a sample of its own it is of the past after a while.
+        snapshot.fail("kdamonds is in use: stop damo".into());
+        for (epoch, told) in [(4, true), (5, true), (6, false)] {
+            let mut blind = target(1, "db");
+            blind.samples = 0;
+            snapshot.record(report(epoch, vec![blind]));
+            assert_eq!(says(&snapshot), told, "{epoch}");
+        }
+    }
+
+    #[test]
+    fn a_remedy_is_not_cut_off() {
+        let mut snapshot = snapshot();
+        let why = "/sys/kernel/mm/damon/admin/kdamonds is in use: somebody else has set up \
+                   kdamonds (2): stop their owner (damo stop), or write 0 to nr_kdamonds there";
+        snapshot.fail(why.into());
+        let text = Status::new(&snapshot, Duration::ZERO).screen();
+        assert!(
+            text.lines().all(|line| line.chars().count() <= WIDTH),
+            "{text}"
+        );
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert!(words.join(" ").contains(why), "{text}");
+    }
+
+    #[test]
+    fn who_else_moves_pages_is_named() {
+        let mut snapshot = snapshot();
+        snapshot.others = vec![OtherMover {
+            name: "numa-balancing".into(),
+            what: "the kernel's NUMA balancing (mode 2)".into(),
+            remedy: "write 0 to /proc/sys/kernel/numa_balancing".into(),
+        }];
+        let text = Status::new(&snapshot, Duration::ZERO).screen();
+        let line = "moves pages too: the kernel's NUMA balancing (mode 2); write 0 to \
+                    /proc/sys/kernel/numa_balancing\n";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

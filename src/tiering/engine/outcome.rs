@@ -11,15 +11,18 @@ impl Engine {
     /// What became of the last plan.
     pub(super) fn record(&mut self, seen: &Observation) {
         let last = self.epoch - 1;
+        for tracked in self.targets.values_mut() {
+            tracked.trust.begin(seen.at);
+        }
         for result in &seen.outcome.results {
             let (asked, pages) = (&result.asked, result.pages);
             let Some(tracked) = self.targets.get_mut(&asked.target) else {
                 continue;
             };
             let at = (last, asked.direction);
-            tracked
-                .map
-                .record_move(asked.range, asked.from, asked.to, pages.moved, at);
+            let missed =
+                (tracked.map).record_move(asked.range, asked.from, asked.to, pages.moved, at);
+            tracked.trust.missed(missed);
         }
         for (target, range, kept) in seen.outcome.kept() {
             if let Some(tracked) = self.targets.get_mut(&target) {
@@ -49,9 +52,11 @@ impl Engine {
         }
         for counted in &seen.residency {
             if let Some(tracked) = self.targets.get_mut(&counted.target) {
-                tracked
-                    .map
-                    .record_count(counted.range, &counted.pages_by_node);
+                let all = tracked.map.page_count();
+                let recount = (tracked.map).record_count(counted.range, &counted.pages_by_node);
+                if let Some(recount) = recount {
+                    tracked.trust.learn(&recount, all);
+                }
             }
         }
     }

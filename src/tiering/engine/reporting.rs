@@ -1,32 +1,33 @@
 //! The report of one step.
 
+use super::charging::Charge;
+use super::counted::Doubt;
 use super::survey::Survey;
 use super::{Engine, Told};
 use crate::tiering::bounds::Shares;
-use crate::tiering::governor::Again;
 use crate::tiering::observation::{Observation, TargetMap};
 use crate::tiering::pageout::PagingRest;
 use crate::tiering::plan::{Move, PageCounts};
-use crate::tiering::report::{EpochReport, Flow, Hold, Overhead, PauseReason, TargetReport};
+use crate::tiering::report::{EpochReport, Flow, Hold, PauseReason, TargetReport};
 use crate::tiering::tier::{Tier, TierTable, TierView};
-use crate::units::{Bytes, Nanos, TierId};
+use crate::units::{Bytes, Nanos, NodeId, TierId};
 
 /// What a step found out, one entry per target of the observation.
 pub(super) struct Ratios<'a> {
     pub(super) told: Vec<Told>,
     pub(super) accesses: Vec<Shares>,
     pub(super) surveys: Vec<Survey>,
+    pub(super) charges: Vec<Charge>,
     pub(super) interval: Nanos,
+    pub(super) is_unpaid: bool,
     pub(super) views: Vec<TierView>,
     pub(super) paused: Vec<Option<PauseReason>>,
     pub(super) moves: &'a [Move],
     pub(super) paging: Vec<Option<PagingRest>>,
+    pub(super) doubts: Vec<Doubt>,
 }
 
 pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -> EpochReport {
-    let all: u64 = ratios.told.iter().map(|t| t.samples).sum();
-    let moved: u64 = seen.outcome.results.iter().map(|r| r.pages.moved).sum();
-    let all_out: u64 = seen.paging.results.iter().map(|r| r.pages).sum();
     let targets = (0..seen.targets.len())
         .map(|i| {
             let target = &seen.targets[i];
@@ -35,33 +36,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
             let survey = &ratios.surveys[i];
             let flows = flows(&engine.tiers, target, seen, ratios.moves);
             let pages = pages(target, seen);
-            let share = |part: u64, whole: u64, alone: f64| {
-                if whole == 0 {
-                    alone
-                } else {
-                    part as f64 / whole as f64
-                }
-            };
-            // What is not told apart by target is shared by samples.
-            let beside = seen.cost.set_again * told.samples / all.max(1);
-            let again = Again {
-                accessed: told.again.accessed + beside,
-                moved: pages.moved,
-                ..told.again
-            };
             let out = seen.paging.pages_of(target.id);
-            // Profiling is shared by samples, moving by pages.
-            let equal = 1.0 / seen.targets.len() as f64;
-            let overhead = Overhead {
-                target_cpu: told.cpu,
-                profiling: ratio(
-                    seen.cost.profiling + seen.cost.kdamonds + seen.cost.other,
-                    told.cpu,
-                ) * share(told.samples, all, equal),
-                migration: ratio(seen.cost.migration, told.cpu) * share(pages.moved, moved, equal)
-                    + ratio(seen.cost.paging, told.cpu) * share(out, all_out, equal),
-                target_side: ratio(again.cost(), told.cpu),
-            };
             TargetReport {
                 id: target.id,
                 pid: target.pid,
@@ -74,7 +49,9 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 watched: told.watched,
                 held: [(Hold::Shared, survey.shared), (Hold::Pinned, survey.kept)],
                 allowed_nodes: target.allowed_nodes.clone(),
-                resident: resident(&engine.tiers, survey),
+                resident: by_tier(&engine.tiers, |nodes| survey.on(nodes)),
+                resident_error: by_tier(&engine.tiers, |nodes| ratios.doubts[i].on(nodes)),
+                resident_age: ratios.doubts[i].age,
                 accesses: ratios.accesses[i].clone(),
                 hot: survey.hot,
                 written: survey.written(),
@@ -88,7 +65,8 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
                 move_pages: pages,
                 paged_out: Bytes::from_pages(out),
                 paging_rests: ratios.paging[i],
-                overhead,
+                overhead: ratios.charges[i].average,
+                last_overhead: ratios.charges[i].last,
                 paused: ratios.paused[i],
             }
         })
@@ -107,6 +85,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         nodes: engine.machine.pressure.told(&seen.nodes),
         cost: seen.cost,
         interval: ratios.interval,
+        is_unpaid: ratios.is_unpaid,
         sample_quota: ratios.told.iter().map(|t| t.quota).sum(),
         migration_elapsed: seen.outcome.elapsed,
         longest_call: seen.outcome.longest_call,
@@ -115,12 +94,6 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         cache_rests: engine.settings.page_cache && engine.machine.page_cache.rests(),
         paused,
     }
-}
-
-/// CPU time as a share of the target's; a target that used none counts as if
-/// it had used a millisecond.
-fn ratio(spent: Nanos, target_cpu: Nanos) -> f64 {
-    spent.0 as f64 / target_cpu.max(Nanos::from_millis(1)).0 as f64
 }
 
 fn ranking(tiers: &TierTable, view: &TierView) -> Vec<Vec<TierId>> {
@@ -138,10 +111,10 @@ fn ranking(tiers: &TierTable, view: &TierView) -> Vec<Vec<TierId>> {
         .collect()
 }
 
-/// Bytes of a target on each tier.
-fn resident(tiers: &TierTable, survey: &Survey) -> Vec<Bytes> {
-    let on = |tier: &Tier| survey.on(&tier.nodes);
-    tiers.tiers().iter().map(on).collect()
+/// Bytes of a target on the nodes of each tier.
+fn by_tier(tiers: &TierTable, on: impl Fn(&[NodeId]) -> Bytes) -> Vec<Bytes> {
+    let tiers = tiers.tiers().iter();
+    tiers.map(|tier: &Tier| on(&tier.nodes)).collect()
 }
 
 fn pages(target: &TargetMap, seen: &Observation) -> PageCounts {

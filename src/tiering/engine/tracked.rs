@@ -1,6 +1,8 @@
 //! What is remembered of one target between epochs.
 
 use super::accesses::Latest;
+use super::charging::Charged;
+use super::counted::Trust;
 use super::stays::Stays;
 use super::watched::Lack;
 use crate::tiering::observation::{Forgotten, Looked, Mapped, TargetId};
@@ -53,6 +55,10 @@ pub(super) struct Tracked {
     pub(super) latest: Latest,
     /// What of it is not watched.
     pub(super) lack: Lack,
+    /// What watching and moving it cost.
+    pub(super) charged: Charged,
+    /// How far its counts are to be trusted.
+    pub(super) trust: Trust,
     /// Where the round of recounting residency goes on.
     recount: VirtAddr,
 }
@@ -80,6 +86,8 @@ impl Default for Tracked {
             returns: Returns::default(),
             latest: Latest::default(),
             lack: Lack::default(),
+            charged: Charged::default(),
+            trust: Trust::default(),
             recount: VirtAddr(0),
         }
     }
@@ -271,17 +279,30 @@ impl Tracked {
                 }
             }
         }
-        let start = regions.partition_point(|r| r.range().start() < self.recount);
+        let mut start = regions.partition_point(|r| r.range().start() < self.recount);
+        if start == regions.len() {
+            start = 0;
+        }
+        let (mut next, mut done) = (self.recount, 0);
         for region in regions[start..].iter().chain(&regions[..start]) {
             if left == 0 {
                 break;
             }
+            done += 1;
             if region.is_counted() {
                 let range = region.next_sweep(left);
                 push(range, &mut left);
-                // One that could not be finished goes on in the next round.
-                self.recount = region.range().end();
+                next = range.end();
+                if next < region.range().end() {
+                    // It goes on in the next epoch.
+                    next = region.range().start();
+                    done -= 1;
+                }
             }
+        }
+        self.recount = next;
+        if done > 0 && done >= regions.len() - start {
+            self.trust.ends_round();
         }
     }
 }
@@ -311,6 +332,41 @@ impl Totals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_round_of_recounts_ends_when_all_was_counted_again() {
+        // Three regions of 512 pages, 400 an epoch: the fourth epoch ends the first round.
+        const REGION: u64 = 2 << 20;
+        let mut tracked = Tracked::default();
+        let range = |from, to| PageRange::new(VirtAddr(from), VirtAddr(to)).unwrap();
+        let all = range(0, 3 * REGION);
+        tracked.map.sync(&[all], Bytes(REGION));
+        for at in 0..3 {
+            let one = range(at * REGION, (at + 1) * REGION);
+            tracked.map.record_count(one, &[(NodeId(0), 512)]);
+        }
+        let mapped = Mapped {
+            anonymous: all.bytes(),
+            ..Mapped::default()
+        };
+        let mut ages = Vec::new();
+        for epoch in 0..9 {
+            let at = Nanos::from_secs(10 * epoch);
+            tracked.trust.begin(at);
+            let doubt = tracked.trust.told(at, (1536, 0), 1536, mapped);
+            ages.push(doubt.age);
+            let mut sweeps = Vec::new();
+            tracked.sweep(TargetId(1), Pid(1), 1.0, 400, &mut sweeps);
+            let pages: u64 = sweeps.iter().map(|sweep| sweep.range.pages()).sum();
+            assert_eq!(pages, 400);
+            for sweep in sweeps {
+                let counted = [(NodeId(0), sweep.range.pages())];
+                tracked.map.record_count(sweep.range, &counted);
+            }
+        }
+        let seconds = [0, 10, 20, 30, 40, 50, 60, 70, 40];
+        assert_eq!(ages, seconds.map(Nanos::from_secs));
+    }
 
     #[test]
     fn what_regions_lack_is_of_pages_as_theirs_are_and_shared_memory_and_files_of_small_ones() {

@@ -10,6 +10,19 @@ pub(super) struct Counting {
     pub(super) pages: Pages,
 }
 
+/// A region whose pages were counted to the end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recount {
+    /// Where they were held to be.
+    pub before: Pages,
+    /// Where they are.
+    pub after: Pages,
+    /// Pages of its range.
+    pub pages: u64,
+    /// Whether nothing was known of it before.
+    pub is_first: bool,
+}
+
 impl Region {
     /// Whether its residency was ever counted, not only derived.
     pub(in crate::tiering) fn is_counted(&self) -> bool {
@@ -41,18 +54,18 @@ impl Region {
         PageRange::new(start, end).unwrap_or(self.range)
     }
 
-    /// Folds in a count of `range`, if it is the one that was due.
-    pub(super) fn count(&mut self, range: PageRange, pages: &[(NodeId, u64)]) {
+    /// Folds in a count of `range`, if it is the one that was due; tells whether it was the last.
+    pub(super) fn count(&mut self, range: PageRange, pages: &[(NodeId, u64)]) -> bool {
         let due = self.counting().map_or(self.range.start(), |c| c.next);
         if range.start() != due || !self.range.covers(range) {
-            return;
+            return false;
         }
         let is_last = range.end() == self.range.end();
         if self.aside.is_none() && is_last {
             // Nearly all regions: counted at once.
             self.pages = Pages::from_counts(pages);
             self.is_counted = true;
-            return;
+            return true;
         }
         let mut counted = self.pages_so_far().map(std::mem::take).unwrap_or_default();
         for &(node, count) in pages {
@@ -69,5 +82,6 @@ impl Region {
             })
         };
         self.aside_mut(|aside| aside.counting = under_way);
+        is_last
     }
 }

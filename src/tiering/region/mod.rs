@@ -46,6 +46,7 @@ mod scars;
 mod told;
 
 pub use adapt::{Adapted, Thresholds};
+pub use counting::Recount;
 pub use lone::Alike;
 pub use pages::Pages;
 pub use told::Asked;
@@ -503,11 +504,20 @@ impl RegionMap {
         }
     }
 
-    /// The pages of `range` were counted.
-    pub fn record_count(&mut self, range: PageRange, pages: &[(NodeId, u64)]) {
-        if let [region] = self.within(range) {
-            region.count(range, pages);
-        }
+    /// The pages of `range` were counted; tells of a region that is done with that what was held of
+    /// it before.
+    pub fn record_count(&mut self, range: PageRange, pages: &[(NodeId, u64)]) -> Option<Recount> {
+        let [region] = self.within(range) else {
+            return None;
+        };
+        let before = region.pages.clone();
+        let is_first = !region.is_counted && before.total() == 0;
+        region.count(range, pages).then(|| Recount {
+            before,
+            after: region.pages.clone(),
+            pages: region.range.pages(),
+            is_first,
+        })
     }
 }
 

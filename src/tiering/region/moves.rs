@@ -38,7 +38,8 @@ impl Region {
 }
 
 impl RegionMap {
-    /// Pages of `range` went from one node to another.
+    /// Pages of `range` went from one node to another; tells of how many it did not hold them to be
+    /// on the first one.
     pub fn record_move(
         &mut self,
         range: PageRange,
@@ -46,7 +47,7 @@ impl RegionMap {
         to: NodeId,
         pages: u64,
         at: (u64, Direction),
-    ) {
+    ) -> u64 {
         let mut left = pages;
         for region in self.within(range) {
             let count = left.min(region.pages.on(from));
@@ -67,6 +68,7 @@ impl RegionMap {
                 }
             }
         }
+        left
     }
 
     /// All of `range` was looked through for pages on `node`, and no more than `most` are

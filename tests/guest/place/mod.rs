@@ -1,8 +1,8 @@
 //! Buffers, children and moves for the tests of the real mover.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hmkeeper::ports::{MoveLimits, PageMover, Residency, Threads};
