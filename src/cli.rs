@@ -11,17 +11,22 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
-use crate::config::{Config, DEFAULT_SOCKET};
+use crate::config::{Config, ConfigError, DEFAULT_SOCKET};
 use crate::control::{self, Reply, Request};
 use crate::daemon::{self, DaemonError, code};
 use crate::demo;
+use crate::files;
 use crate::ports::SamplerKind;
 use crate::sys::probe::{self, Finding, State};
 use crate::sys::process::undisturbed;
 use crate::sys::root::Root;
 use crate::sys::topology::SysTopology;
 use crate::tiering::tier::{Figure, Source, TierTable};
+use crate::units::text::{printable, printable_json, printable_lines};
 use crate::units::{Bandwidth, Nanos, Pid};
+
+/// A machine of thousands of CPUs takes some 10 MiB.
+const XML_MAX: u64 = 64 << 20;
 
 mod replay;
 mod report;
@@ -167,19 +172,26 @@ enum Shell {
 #[derive(Debug)]
 struct Failure {
     code: u8,
-    text: String,
+    /// As they come: they are made printable when they are printed.
+    lines: Vec<String>,
 }
 
 impl Failure {
     fn new(code: u8, text: impl Display) -> Self {
-        let text = text.to_string();
-        Self { code, text }
+        let lines = vec![text.to_string()];
+        Self { code, lines }
     }
 }
 
 impl From<DaemonError> for Failure {
     fn from(error: DaemonError) -> Self {
-        Self::new(error.code(), error)
+        match error {
+            DaemonError::Config(ConfigError::Faults(faults)) => Self {
+                code: code::USAGE,
+                lines: faults.lines().collect(),
+            },
+            error => Self::new(error.code(), error),
+        }
     }
 }
 
@@ -206,13 +218,18 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(code) => code,
         Err(End::ReaderGone) => ExitCode::SUCCESS,
         Err(End::Failure(failure)) => {
-            for line in failure.text.lines() {
-                // Nobody to tell if even stderr is closed.
-                let _ = writeln!(io::stderr(), "hmkeeper: {line}");
+            for line in &failure.lines {
+                say(line);
             }
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// One line on stderr, whatever is in it.
+fn say(line: &str) {
+    // Nobody to tell if stderr is closed.
+    let _ = writeln!(io::stderr(), "hmkeeper: {}", printable(line));
 }
 
 /// Help and version as clap prints them; what is wrong, in one line.
@@ -222,11 +239,11 @@ fn usage(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             // A reader that has gone wants no help.
-            let _ = print(&text);
+            let _ = print_own(&text);
             ExitCode::SUCCESS
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = write!(io::stderr(), "{text}");
+            let _ = write!(io::stderr(), "{}", printable_lines(&text));
             ExitCode::from(code::USAGE)
         }
         _ => {
@@ -240,10 +257,7 @@ fn usage(error: &clap::Error) -> ExitCode {
             } else {
                 format!(": {}", list.join(", "))
             };
-            let _ = writeln!(
-                io::stderr(),
-                "hmkeeper: {what}{list}; see `hmkeeper --help`"
-            );
+            say(&format!("{what}{list}; see `hmkeeper --help`"));
             ExitCode::from(code::USAGE)
         }
     }
@@ -294,8 +308,13 @@ fn showing(result: anyhow::Result<()>) -> Result<ExitCode, End> {
     }
 }
 
-/// Writes to stdout; a reader that has gone ends us quietly.
+/// Writes lines to stdout; a reader that has gone ends us quietly.
 fn print(text: &str) -> Result<(), End> {
+    print_own(&printable_lines(text))
+}
+
+/// Text that has nothing from outside.
+fn print_own(text: &str) -> Result<(), End> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
@@ -308,7 +327,7 @@ fn print(text: &str) -> Result<(), End> {
 fn print_json(value: &impl Serialize) -> Result<(), End> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|e| Failure::new(code::FAILED, format!("cannot write JSON: {e}")))?;
-    print(&(text + "\n"))
+    print_own(&(printable_json(&text) + "\n"))
 }
 
 /// `check --json`.
@@ -349,10 +368,12 @@ fn check(args: &Json) -> Result<ExitCode, End> {
                 State::Forbidden => "forbidden",
                 State::Busy => "busy",
             };
-            let _ = writeln!(text, "{:<22} {state:<10} {}", finding.name, finding.detail);
+            let detail = printable(&finding.detail);
+            let _ = writeln!(text, "{:<22} {state:<10} {detail}", finding.name);
             if !finding.remedy.is_empty() {
                 let weight = if finding.required { "required: " } else { "" };
-                let _ = writeln!(text, "{:<33} {weight}{}", "", finding.remedy);
+                let remedy = printable(&finding.remedy);
+                let _ = writeln!(text, "{:<33} {weight}{remedy}", "");
             }
         }
         print(&text)?;
@@ -374,8 +395,8 @@ fn check(args: &Json) -> Result<ExitCode, End> {
 
 fn topology(args: &TopologyArgs) -> Result<ExitCode, End> {
     let (table, warnings) = if let Some(xml) = &args.xml {
-        // hwloc's own word for a missing file is a panic.
-        std::fs::File::open(xml).map_err(|e| {
+        // hwloc's own word for a missing file is a panic, and it waits for a pipe.
+        readable(xml).map_err(|e| {
             let text = format!("{}: cannot be read: {e}; name another", xml.display());
             Failure::new(code::FAILED, text)
         })?;
@@ -391,8 +412,7 @@ fn topology(args: &TopologyArgs) -> Result<ExitCode, End> {
     .map_err(DaemonError::from)
     .map_err(Failure::from)?;
     for warning in warnings {
-        // Nobody to tell if stderr is closed.
-        let _ = writeln!(io::stderr(), "hmkeeper: note: {warning}");
+        say(&format!("note: {warning}"));
     }
     if args.json.json {
         print_json(&table)?;
@@ -400,6 +420,16 @@ fn topology(args: &TopologyArgs) -> Result<ExitCode, End> {
         print(&topology_text(&table))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a file is one that hwloc may read at all.
+fn readable(xml: &Path) -> io::Result<()> {
+    if files::open(xml)?.metadata()?.len() > XML_MAX {
+        return Err(io::Error::other(format!(
+            "it has more than {XML_MAX} bytes"
+        )));
+    }
+    Ok(())
 }
 
 fn topology_text(table: &TierTable) -> String {
@@ -474,12 +504,13 @@ fn ask(socket: &Path, request: Request) -> Result<Reply, Failure> {
     let code = reply.code.unwrap_or(code::FAILED);
     let mut lines = reply.faults;
     lines.extend(reply.error);
-    Err(Failure::new(code, lines.join("\n")))
+    Err(Failure { code, lines })
 }
 
 fn tell(args: &SocketArgs, request: Request) -> Result<ExitCode, End> {
     let reply = ask(&socket(args), request)?;
-    print(&format!("{}\n", reply.message.unwrap_or_default()))?;
+    let message = reply.message.unwrap_or_default();
+    print(&format!("{}\n", printable(&message)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -518,7 +549,7 @@ fn generate(what: &Generate) -> Result<ExitCode, End> {
             clap_complete::generate(shell, &mut command, "hmkeeper", &mut out);
         }
     }
-    print(&String::from_utf8_lossy(&out))?;
+    print_own(&String::from_utf8_lossy(&out))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -18,6 +18,8 @@
 //! | [`sys`] | the ports over the kernel; the only place for `unsafe` |
 //! | [`config`] | `hmkeeper.toml`, checked, every fault at once |
 //! | [`telemetry`] | logs, metrics, status, HTTP: all from the epoch's report |
+//! | [`clients`] | clients of a socket, within bounds |
+//! | [`files`] | files that a user names, opened and read within bounds |
 //! | [`control`] | the control socket's protocol, both ends |
 //! | [`daemon`] | wires everything; signals, reload, systemd |
 //! | [`record`] | what the engine was told, in a file, and its decisions made again |
@@ -29,11 +31,13 @@
 #![deny(unsafe_code)]
 
 pub mod cli;
+pub mod clients;
 pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod demo;
 pub mod epoch;
+pub mod files;
 pub mod ports;
 pub mod record;
 pub mod sim;

@@ -269,3 +269,128 @@ fn a_report_leaves_what_is_there_when_it_cannot_be_made() {
     let left = std::fs::read_dir(dir.path()).unwrap().count();
     assert_eq!(left, 3, "nothing else stays");
 }
+
+/// Runs it, and ends it after `limit`: it must have ended by itself.
+fn within(limit: std::time::Duration, args: &[&str]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_hmkeeper"))
+        .args(args)
+        .env_remove("HMKEEPER_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let began = std::time::Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if began.elapsed() > limit {
+            child.kill().unwrap();
+            panic!("{args:?} took more than {limit:?}");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+/// On a busy host; what is wrong here takes for ever.
+const SOON: std::time::Duration = std::time::Duration::from_secs(8);
+
+#[test]
+fn files_without_end_or_writer_are_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let fifo = fifo.to_str().unwrap();
+    let large = dir.path().join("large.toml");
+    std::fs::write(&large, "#\n".repeat(1 << 20)).unwrap();
+    let large = large.to_str().unwrap();
+    for (file, needle) in [
+        (fifo, "it is a pipe, not a regular file"),
+        ("/dev/zero", "it is a device, not a regular file"),
+        ("/", "it is a directory, not a regular file"),
+        (large, "it has more than 1048576 bytes"),
+    ] {
+        for verb in ["run", "topology"] {
+            let output = within(SOON, &[verb, "--config", file]);
+            assert_eq!(output.status.code(), Some(2), "{verb} {file}: {output:?}");
+            let errors = errors(&output);
+            assert_eq!(errors.len(), 1, "{errors:?}");
+            assert!(errors[0].contains(needle), "{errors:?}");
+            assert!(
+                errors[0].contains("name another with --config"),
+                "{errors:?}"
+            );
+        }
+    }
+    for args in [
+        &["replay", fifo][..],
+        &["report", fifo, "--out", "/tmp/x.svg"],
+        &["topology", "--xml", fifo],
+        &["topology", "--xml", "/dev/zero"],
+        &["simulate", "--machine", "/dev/zero", "--workload", "gups"],
+    ] {
+        let output = within(SOON, args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
+        assert!(
+            errors(&output)[0].contains("not a regular file"),
+            "{output:?}"
+        );
+    }
+}
+
+#[test]
+fn forty_thousand_faults_are_told_in_twenty_lines() {
+    use std::fmt::Write as _;
+    let dir = tempfile::tempdir().unwrap();
+    let (mut unknown, mut broken, mut sections) = (String::new(), String::new(), String::new());
+    for i in 0..40_000 {
+        let _ = writeln!(unknown, "key{i} = {i}");
+        let _ = writeln!(broken, "k{i} = {i}s");
+        let _ = writeln!(sections, "[[targets]]");
+    }
+    let long = format!("{} = 1\n", "k".repeat(1_000_000));
+    for (text, count) in [(unknown, 21), (broken, 21), (sections, 21), (long, 1)] {
+        let file = dir.path().join("hmkeeper.toml");
+        std::fs::write(&file, &text).unwrap();
+        let output = within(SOON, &["run", "--config", file.to_str().unwrap()]);
+        let errors = errors(&output);
+        assert_eq!(errors.len(), count, "{errors:#?}");
+        assert!(errors.iter().all(|e| e.len() < 1000), "{errors:#?}");
+        if count > 1 {
+            assert!(
+                errors[20].contains("more faults; correct these first"),
+                "{errors:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn nothing_from_outside_steers_the_terminal() {
+    let evil = "x\nhmkeeper: forged\u{1b}[2J\u{9b}1m\u{202e}";
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("evil.toml");
+    let key = "\"a\\u001b[2J\\nforged\\u202e\" = 1\n";
+    std::fs::write(&file, key).unwrap();
+    for args in [
+        &["run", "--config", evil][..],
+        &["run", "--config", file.to_str().unwrap()],
+        &["replay", evil],
+        &["report", evil, "--out", evil],
+        &["report", evil, "--out", "x.csv"],
+        &["simulate", "--machine", evil],
+        &["simulate", "--workload", &format!("/{evil}")],
+        &["topology", "--xml", evil],
+        &["status", "--socket", evil],
+        &["attach", evil],
+        &[evil],
+        &["run", &format!("--{evil}")],
+    ] {
+        let output = hmkeeper(args);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_ne!(output.status.code(), Some(0), "{args:?}");
+        assert!(!text.contains("\nhmkeeper: forged"), "{args:?}: {text}");
+        let is_bad = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+        assert!(!text.contains(is_bad), "{args:?}: {text:?}");
+        assert!(text.starts_with("hmkeeper: "), "{args:?}: {text:?}");
+    }
+}

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::{End, Failure, print};
+use rustix::fs::OFlags;
+
 use crate::daemon::code;
 use crate::record::csv::{self, CsvError};
 use crate::record::file::Reader;
@@ -125,6 +127,8 @@ fn put<T, E: Into<CsvError>>(
         .create(true)
         .truncate(true)
         .mode(0o600)
+        // A pipe that nobody reads would hold us up.
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
         .open(&part)
         .map_err(|e| failed(&part, &e))?;
     let mut file = BufWriter::new(file);
@@ -150,8 +154,7 @@ fn put<T, E: Into<CsvError>>(
 /// What to know of a recording, on stderr.
 pub(super) fn tell(file: &Path, notes: &[String]) {
     for note in notes {
-        // Nobody to tell if stderr is closed.
-        let _ = writeln!(io::stderr(), "hmkeeper: note: {}: {note}", file.display());
+        super::say(&format!("note: {}: {note}", file.display()));
     }
 }
 

@@ -16,6 +16,7 @@ use super::{End, Failure, print, print_json};
 use crate::config::Config;
 use crate::daemon::{DaemonError, code};
 use crate::epoch::LoopSettings;
+use crate::files::Stream;
 use crate::sim::FileError;
 use crate::sim::hardware::{self, Hardware};
 use crate::sim::run::{Case, Policy, Run};
@@ -163,7 +164,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, End> {
         (&hardware::PRESETS, &hardware::OF_TESTS),
         Hardware::parse,
         |name| {
-            let file = std::fs::File::open(name).map_err(|e| failed(name, &e))?;
+            let file = Stream::open(Path::new(name)).map_err(|e| failed(name, &e))?;
             Hardware::parse(&text(name, file)?).map_err(|e| fault(name, &e))
         },
     )?;

@@ -7,6 +7,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::units::text::printable;
+
+/// Faults that are told: whoever has more corrects these first.
+pub(super) const FAULTS_MAX: usize = 20;
+
 /// One fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fault {
@@ -64,29 +69,66 @@ impl fmt::Display for Fault {
 pub struct Faults {
     /// The file; `None` for text without one.
     pub file: Option<PathBuf>,
-    /// At least one.
+    /// At least one, at most [`FAULTS_MAX`].
     pub faults: Vec<Fault>,
+    /// How many more there are.
+    pub more: usize,
 }
 
 impl Faults {
     /// Faults of some text whose places are byte offsets still.
     pub(crate) fn unlocated(faults: Vec<Fault>) -> Self {
-        Self { file: None, faults }
+        let (file, more) = (None, 0);
+        Self { file, faults, more }
     }
 
     /// Turns byte offsets into lines and columns of `source`, and sorts.
     pub(crate) fn locate(mut self, source: &str, file: Option<&Path>) -> Self {
+        self.faults.sort_by_key(|f| f.span.start);
+        self.faults.dedup();
+        self.more = self.faults.len().saturating_sub(FAULTS_MAX);
+        self.faults.truncate(FAULTS_MAX);
         for fault in &mut self.faults {
+            fault.key = cut(&fault.key);
+            fault.message = cut(&fault.message);
             let before = &source[..floor_char_boundary(source, fault.span.start)];
             let line_start = before.rfind('\n').map_or(0, |at| at + 1);
             fault.line = before.matches('\n').count() + 1;
             fault.column = before[line_start..].chars().count() + 1;
         }
-        self.faults.sort_by_key(|f| (f.line, f.column));
-        self.faults.dedup();
         self.file = file.map(Path::to_owned);
         self
     }
+
+    /// How many faults there are.
+    pub fn count(&self) -> usize {
+        self.faults.len() + self.more
+    }
+
+    /// One line per fault: `FILE:LINE:COLUMN: KEY: what; remedy`, and one for
+    /// those beyond [`FAULTS_MAX`].
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let place = self.file.as_ref();
+        let place = place.map_or_else(String::new, |file| format!("{}:", file.display()));
+        let more = match self.more {
+            0 => None,
+            more => Some(format!(
+                "{place} and {more} more faults; correct these first"
+            )),
+        };
+        let faults = self.faults.iter();
+        let faults = faults.map(move |fault| printable(&format!("{place}{fault}")).into_owned());
+        faults.chain(more)
+    }
+}
+
+/// What a line of the report can take.
+fn cut(text: &str) -> String {
+    const LONG: usize = 200;
+    if text.chars().nth(LONG).is_none() {
+        return text.to_owned();
+    }
+    text.chars().take(LONG).chain("…".chars()).collect()
 }
 
 fn floor_char_boundary(text: &str, at: usize) -> usize {
@@ -98,16 +140,13 @@ fn floor_char_boundary(text: &str, at: usize) -> usize {
 }
 
 impl fmt::Display for Faults {
-    /// One line per fault: `FILE:LINE:COLUMN: KEY: what; remedy`.
+    /// [`Faults::lines`], each on a line of its own.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, fault) in self.faults.iter().enumerate() {
+        for (i, line) in self.lines().enumerate() {
             if i > 0 {
                 f.write_str("\n")?;
             }
-            if let Some(file) = &self.file {
-                write!(f, "{}:", file.display())?;
-            }
-            write!(f, "{fault}")?;
+            f.write_str(&line)?;
         }
         Ok(())
     }
@@ -135,6 +174,29 @@ mod tests {
         assert_eq!(
             faults.to_string(),
             "x.toml:1:5: one\nx.toml:3:7: maß: two; write 3\nx.toml:3:9: maß: late; move it"
+        );
+    }
+
+    #[test]
+    fn only_the_first_faults_are_told_and_the_others_counted() {
+        let source = "x\n".repeat(50);
+        let faults = (0..50)
+            .rev()
+            .map(|i| Fault::new(2 * i..2 * i + 1, "k", "m", "r"));
+        let faults = Faults::unlocated(faults.collect()).locate(&source, None);
+        let lines: Vec<String> = faults.lines().collect();
+        assert_eq!(faults.count(), 50);
+        assert_eq!(lines.len(), FAULTS_MAX + 1);
+        assert_eq!(lines[0], "1:1: k: m; r");
+        assert_eq!(
+            lines[FAULTS_MAX],
+            " and 30 more faults; correct these first"
+        );
+        let long = Fault::new(0..1, "k".repeat(1 << 20), "a\n\u{1b}", "");
+        let line = Faults::unlocated(vec![long]).locate("x", None).to_string();
+        assert!(
+            line.chars().count() < 300 && line.ends_with("a\\n\\u{1b}"),
+            "{line}"
         );
     }
 

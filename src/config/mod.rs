@@ -14,6 +14,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use crate::epoch::LoopSettings;
+use crate::files;
 use crate::ports::{SamplerKind, TargetSpec, Threads};
 use crate::tiering::observation::TargetKind;
 use crate::tiering::settings::{
@@ -38,6 +39,9 @@ pub const DEFAULT_SOCKET: &str = "/run/hmkeeper/control.sock";
 /// Where changes of kernel settings are noted unless told otherwise. Below
 /// `/run`, which a reboot empties along with the kernel's settings.
 pub const DEFAULT_STATE_DIR: &str = "/run/hmkeeper";
+
+/// The largest configuration file: some 10,000 targets.
+const SIZE_MAX: u64 = 1 << 20;
 
 /// `[daemon]`
 #[derive(Clone, Debug, PartialEq)]
@@ -202,7 +206,7 @@ impl Config {
     /// faults.
     pub fn load(named: Option<&Path>) -> Result<(Self, Option<PathBuf>), ConfigError> {
         let file = named.unwrap_or(Path::new(DEFAULT_FILE));
-        match std::fs::read_to_string(file) {
+        match files::read_text(file, SIZE_MAX) {
             Ok(source) => Ok((Self::parse(&source, Some(file))?, Some(file.to_owned()))),
             Err(e) if named.is_none() && e.kind() == io::ErrorKind::NotFound => {
                 Ok((Self::default(), None))

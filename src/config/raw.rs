@@ -6,12 +6,14 @@
 //! reported. The structs are the only list of keys: [`schema`] asks serde for
 //! their fields.
 
+use std::collections::HashSet;
+
 use serde::Deserialize;
 use serde::de::{self, DeserializeOwned, Deserializer, Visitor};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::fault::Fault;
+use super::fault::{FAULTS_MAX, Fault};
 
 /// A value, not read yet, with its place.
 pub type Entry = Spanned<toml::Value>;
@@ -284,12 +286,19 @@ pub fn keys() -> Vec<String> {
 
 /// The document as far as it can be read, and every fault of its form.
 pub fn read(source: &str) -> (RawConfig, Vec<Fault>) {
+    let lines = Lines::of(source);
     let (mut document, errors) = DeTable::parse_recoverable(source);
     let mut faults: Vec<Fault> = errors
         .iter()
-        .map(|error| {
+        .enumerate()
+        .map(|(at, error)| {
             let span = error.span().unwrap_or(0..0);
-            let remedy = syntax_remedy(source, span.start);
+            // Nobody is told the others.
+            let remedy = if at < FAULTS_MAX {
+                syntax_remedy(source, &lines, span.start)
+            } else {
+                String::new()
+            };
             Fault::new(span, "", error.message().to_owned(), remedy)
         })
         .collect();
@@ -301,27 +310,30 @@ pub fn read(source: &str) -> (RawConfig, Vec<Fault>) {
         RawConfig::default()
     });
     // What follows from a line that cannot be read is not worth reporting.
-    let unreadable: Vec<usize> = faults
-        .iter()
-        .map(|f| line_of(source, f.span.start))
-        .collect();
-    found.retain(|f| !unreadable.contains(&line_of(source, f.span.start)));
+    let unreadable: HashSet<usize> = faults.iter().map(|f| lines.at(f.span.start)).collect();
+    found.retain(|f| !unreadable.contains(&lines.at(f.span.start)));
     faults.extend(found);
     (raw, faults)
 }
 
-fn line_of(source: &str, at: usize) -> usize {
-    source
-        .char_indices()
-        .take_while(|(i, _)| *i < at)
-        .filter(|(_, c)| *c == '\n')
-        .count()
+/// Where lines end.
+struct Lines(Vec<usize>);
+
+impl Lines {
+    fn of(source: &str) -> Self {
+        Self(source.match_indices('\n').map(|(at, _)| at).collect())
+    }
+
+    /// The number of the line, from 0, that this byte is of.
+    fn at(&self, byte: usize) -> usize {
+        self.0.partition_point(|end| *end < byte)
+    }
 }
 
 /// `interval = 10s` is the commonest slip: say so rather than what the
 /// grammar expected.
-fn syntax_remedy(source: &str, at: usize) -> String {
-    let line = source.lines().nth(line_of(source, at)).unwrap_or("");
+fn syntax_remedy(source: &str, lines: &Lines, at: usize) -> String {
+    let line = source.lines().nth(lines.at(at)).unwrap_or("");
     if let Some((_, value)) = line.split_once('=') {
         let value = value.split('#').next().unwrap_or("").trim();
         let number = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -343,11 +355,12 @@ fn join(path: &str, name: &str) -> String {
 /// Takes out, and reports, what the schema does not have.
 fn prune(path: &str, table: &mut DeTable<'_>, shape: &[(&str, Shape)], faults: &mut Vec<Fault>) {
     let mut wrong = Vec::new();
+    let mut unknown = Vec::new();
     for (key, value) in table.iter_mut() {
         let name: &str = key.get_ref();
         let path = join(path, name);
         let Some((_, shape)) = shape.iter().find(|(known, _)| *known == name) else {
-            faults.push(unknown_key(key.span(), path, name, shape));
+            unknown.push((key.span(), name.to_owned()));
             wrong.push(name.to_owned());
             continue;
         };
@@ -379,31 +392,39 @@ fn prune(path: &str, table: &mut DeTable<'_>, shape: &[(&str, Shape)], faults: &
             }
         }
     }
+    unknown.sort_unstable_by_key(|(span, _)| span.start);
+    for (at, (span, name)) in unknown.into_iter().enumerate() {
+        // Nobody is told the others.
+        let remedy = if at < FAULTS_MAX {
+            known_key(&name, shape)
+        } else {
+            String::new()
+        };
+        faults.push(Fault::new(span, join(path, &name), "unknown key", remedy));
+    }
     for name in wrong {
         table.remove(name.as_str());
     }
 }
 
-fn unknown_key(
-    span: std::ops::Range<usize>,
-    path: String,
-    name: &str,
-    shape: &[(&str, Shape)],
-) -> Fault {
+/// What was meant by an unknown key.
+fn known_key(name: &str, shape: &[(&str, Shape)]) -> String {
+    // No key is as long; comparing takes time by the square of it.
+    const LONGEST: usize = 64;
     // Below this similarity (Jaro-Winkler) a guess confuses more than it helps.
     const LIKELY: f64 = 0.8;
     let nearest = shape
         .iter()
+        .filter(|_| name.len() <= LONGEST)
         .map(|(known, _)| (strsim::jaro_winkler(name, known), *known))
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .filter(|(likeness, _)| *likeness >= LIKELY);
-    let remedy = if let Some((_, known)) = nearest {
+    if let Some((_, known)) = nearest {
         format!("did you mean \"{known}\"?")
     } else {
         let known: Vec<&str> = shape.iter().map(|(known, _)| *known).collect();
         format!("known here: {}", known.join(", "))
-    };
-    Fault::new(span, path, "unknown key", remedy)
+    }
 }
 
 /// The fields of `T` in its order, values unless `nested` says otherwise.

@@ -4,21 +4,23 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
-use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::{Call, LINE_MAX, Reply, Request};
+use super::{Call, LINE_MAX, Reply, Request, client as caller};
+use crate::clients::{self, Busy};
+use crate::units::text::printable;
 
-/// Clients at once; more wait for a place.
+/// Clients at once; more wait for a place, and one that asks nothing gives its
+/// own up.
 const CLIENTS_MAX: usize = 32;
 /// A client that asks nothing for so long, or does not read, is let go.
 const IDLE: Duration = Duration::from_secs(30);
@@ -80,7 +82,11 @@ impl Socket {
             Ok(meta) if !meta.file_type().is_socket() => {
                 return Err(BindError::NotASocket(path.to_owned()));
             }
-            Ok(_) => match StdStream::connect(path) {
+            // A stopped daemon's queue may be full.
+            Ok(_) => match caller::connect(path, Duration::from_millis(1)) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(BindError::Live(path.to_owned()));
+                }
                 Ok(_) => return Err(BindError::Live(path.to_owned())),
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
                     fs::remove_file(path).map_err(failed)?;
@@ -115,39 +121,28 @@ impl Socket {
     /// When the listener cannot be polled.
     pub async fn serve(self, calls: mpsc::Sender<Call>, stop: CancellationToken) -> io::Result<()> {
         let listener = UnixListener::from_std(self.listener.try_clone()?)?;
-        let places = Arc::new(Semaphore::new(CLIENTS_MAX));
-        loop {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-                return Ok(());
-            };
-            let stream = tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => stream,
-                    Err(e) => {
-                        // Out of descriptors, most likely: let some be closed.
-                        warn!("control socket: {e}");
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                        continue;
-                    }
-                },
-            };
-            let calls = calls.clone();
-            let stop = stop.clone();
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = stop.cancelled() => {}
+        let places = clients::places(CLIENTS_MAX);
+        let stopped = stop.cancelled();
+        clients::serve(
+            listener,
+            "control.socket",
+            places,
+            stopped,
+            |stream, busy| {
+                let calls = calls.clone();
+                async move {
                     // A client that goes away is its own affair.
-                    _ = client(stream, calls) => {}
+                    let _ = client(stream, calls, busy).await;
                 }
-                drop(place);
-            });
-        }
+            },
+        )
+        .await;
+        Ok(())
     }
 }
 
 /// One client, from its first line to its last.
-async fn client(stream: UnixStream, calls: mpsc::Sender<Call>) -> io::Result<()> {
+async fn client(stream: UnixStream, calls: mpsc::Sender<Call>, busy: Busy) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
@@ -166,8 +161,12 @@ async fn client(stream: UnixStream, calls: mpsc::Sender<Call>) -> io::Result<()>
             Reply::failed(2, format!("a request has at most {LINE_MAX} bytes"))
         } else {
             match serde_json::from_slice::<Request>(&line) {
-                Ok(request) => ask(&calls, request).await,
-                Err(e) => Reply::failed(2, format!("not a request: {e}; see docs/control.md")),
+                Ok(request) => busy.during(ask(&calls, request)).await,
+                Err(e) => {
+                    let what = e.to_string();
+                    let what = printable(&what);
+                    Reply::failed(2, format!("not a request: {what}; see docs/control.md"))
+                }
             }
         };
         let mut text = serde_json::to_vec(&reply)?;

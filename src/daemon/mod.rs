@@ -21,6 +21,7 @@ use anyhow::{Context, anyhow};
 
 use crate::config::{Config, DEFAULT_SOCKET, DEFAULT_STATE_DIR};
 use crate::control::server::{BindError, Socket};
+use crate::sys::process::raise_descriptors;
 use crate::sys::root::Root;
 use crate::sys::schedule;
 use crate::telemetry::log;
@@ -28,6 +29,7 @@ use crate::units::Pid;
 
 mod error;
 mod heart;
+mod inbox;
 pub mod process;
 mod service;
 mod worker;
@@ -69,6 +71,10 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
     // All threads start from here.
     if let Err(error) = schedule::let_others_first() {
         tracing::debug!("this daemon does not let others go first: {error}");
+    }
+    // Before clients get their part of them.
+    if let Err(error) = raise_descriptors() {
+        tracing::debug!("the limit of descriptors stays as it is: {error}");
     }
     for pid in &options.pids {
         process::check(&Root::host(), *pid)?;

@@ -9,6 +9,7 @@ use crate::sys::pagemap::is_gone;
 use crate::sys::root::Root;
 use crate::sys::targets::headless;
 use crate::units::Pid;
+use crate::units::text::printable;
 
 /// `PF_KTHREAD` of `include/linux/sched.h`, in field 9 of `/proc/PID/stat`.
 const PF_KTHREAD: u32 = 0x0020_0000;
@@ -42,7 +43,7 @@ pub enum NoTarget {
     Unreadable(Pid, String),
 }
 
-/// The command's name of a process that can be watched.
+/// The command's name of a process that can be watched, as it is shown.
 ///
 /// # Errors
 /// When it cannot.
@@ -82,7 +83,7 @@ pub fn check(root: &Root, pid: Pid) -> Result<String, NoTarget> {
         }
         Ok(_) => {}
     }
-    Ok(stat.comm)
+    Ok(printable(&stat.comm).into_owned())
 }
 
 #[cfg(test)]

@@ -6,17 +6,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use nix::sys::signal::Signal;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::error::{DaemonError, code};
 use super::worker::{self, Command, Handle, Plan};
 use crate::config::{Config, ConfigError};
 use crate::control::server::Socket;
 use crate::control::{Call, Reply, Request};
+use crate::sys::process::ignore;
 use crate::sys::root::Root;
 use crate::telemetry::http;
 use crate::telemetry::log::LevelHandle;
@@ -54,6 +56,12 @@ pub(super) async fn run(
     let mut terminate = listen(SignalKind::terminate())?;
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut hangup = listen(SignalKind::hangup())?;
+    let mut quit = listen(SignalKind::quit())?;
+    for number in meaningless() {
+        let heard = listen(SignalKind::from_raw(number))?;
+        tokio::spawn(disregard(number, heard));
+    }
+    ignore(libc::SIGRTMAX()).context("cannot handle signals")?;
 
     let config = plan.config.clone();
     let start = tokio::task::spawn_blocking(|| worker::start(plan));
@@ -79,7 +87,7 @@ pub(super) async fn run(
             healthy: Arc::new(move || heart.is_alive(Instant::now())),
         };
         let end = stop.clone().cancelled_owned();
-        tokio::spawn(log_end("metrics", http::serve(listener, source, end)));
+        tokio::spawn(http::serve(listener, source, end));
     }
     tokio::spawn(watch(Arc::clone(&service), stop.clone()));
     notify(&[NotifyState::Ready]);
@@ -90,6 +98,7 @@ pub(super) async fn run(
             result = &mut ended => break result,
             _ = terminate.recv() => break service.end("SIGTERM", ended).await,
             _ = interrupt.recv() => break service.end("SIGINT", ended).await,
+            _ = quit.recv() => break service.end("SIGQUIT", ended).await,
             _ = hangup.recv() => {
                 let service = Arc::clone(&service);
                 tokio::spawn(async move { service.reload().await });
@@ -107,6 +116,47 @@ pub(super) async fn run(
             "the loop ended without a word"
         )))
     })
+}
+
+/// Signals that would end a program which does not handle them, and that ask
+/// nothing of this one. The kernel sends none of them for a fault of ours.
+fn meaningless() -> impl Iterator<Item = i32> {
+    let plain = [
+        Signal::SIGUSR1,
+        Signal::SIGUSR2,
+        Signal::SIGPIPE,
+        Signal::SIGALRM,
+        Signal::SIGVTALRM,
+        Signal::SIGPROF,
+        Signal::SIGIO,
+        Signal::SIGPWR,
+        Signal::SIGSTKFLT,
+        Signal::SIGXCPU,
+        // Instead, writing a recording fails.
+        Signal::SIGXFSZ,
+    ];
+    let plain = plain.into_iter().map(|signal| signal as i32);
+    // The very last one tokio cannot hear.
+    plain.chain(libc::SIGRTMIN()..libc::SIGRTMAX())
+}
+
+/// Says that a signal came, and that it does nothing: once as a warning.
+async fn disregard(number: i32, mut heard: tokio::signal::unix::Signal) {
+    let name = Signal::try_from(number).map_or_else(
+        |_| format!("signal {number}"),
+        |signal| signal.as_str().to_owned(),
+    );
+    let mut told = false;
+    while heard.recv().await.is_some() {
+        if std::mem::replace(&mut told, true) {
+            debug!("{name}: disregarded again");
+        } else {
+            warn!(
+                "{name}: disregarded, it asks nothing of hmkeeper; SIGHUP has it reload its \
+                 configuration, SIGTERM ends it"
+            );
+        }
+    }
 }
 
 /// A server that ends by itself is worth a line, but not the daemon's end.
@@ -318,13 +368,39 @@ fn refused(error: &DaemonError) -> Reply {
     let DaemonError::Config(ConfigError::Faults(faults)) = error else {
         return Reply::failed(error.code(), error.to_string());
     };
-    let lines: Vec<String> = faults.to_string().lines().map(str::to_owned).collect();
-    let summary = match lines.len() {
+    let lines: Vec<String> = faults.lines().collect();
+    let summary = match faults.count() {
         1 => "the configuration has a fault; the old one stays in force".to_owned(),
         count => format!("the configuration has {count} faults; the old one stays in force"),
     };
     Reply {
         faults: lines,
         ..Reply::failed(error.code(), summary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_signal_that_asks_nothing_ends_nothing() {
+        for number in meaningless() {
+            tokio::spawn(disregard(
+                number,
+                signal(SignalKind::from_raw(number)).unwrap(),
+            ));
+        }
+        let mut count = 0;
+        for number in meaningless() {
+            let kill = format!("kill -{number} {}", std::process::id());
+            let sent = std::process::Command::new("sh")
+                .args(["-c", &kill])
+                .status();
+            assert!(sent.unwrap().success(), "signal {number}");
+            count += 1;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(count > 11, "{count}");
     }
 }

@@ -4,7 +4,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use tracing::{error, info, warn};
 
 use super::error::DaemonError;
 use super::heart::Heart;
+use super::inbox::Inbox;
 use super::process::{self, NoTarget};
 use crate::config::Config;
 use crate::epoch::{EpochLoop, LoopSettings, longest_migration};
@@ -79,10 +79,8 @@ pub(super) struct Plan {
 /// How to talk to the running loop.
 #[derive(Clone)]
 pub(super) struct Handle {
-    commands: mpsc::Sender<Command>,
+    inbox: Arc<Inbox<Command>>,
     waker: Waker,
-    /// Set while a command waits: the mover ends its turn for it.
-    halt: Arc<AtomicBool>,
     /// What it publishes.
     pub(super) snapshots: Arc<watch::Sender<Arc<Snapshot>>>,
     /// Its pulse.
@@ -93,8 +91,7 @@ impl Handle {
     /// Has `command` looked at soon. A loop that has ended drops it, and with
     /// it the sender of its answer.
     pub(super) fn send(&self, command: Command) {
-        let _ = self.commands.send(command);
-        self.halt.store(true, Ordering::Relaxed);
+        self.inbox.put(command);
         self.waker.wake();
     }
 
@@ -162,6 +159,7 @@ pub(super) fn start(
             if release.is_err() {
                 error!("undoing kernel settings failed; the next start does it");
             }
+            worker.inbox.close();
             let _ = ended.send(result);
         })
         .map_err(|e| anyhow!(e).context("cannot start the loop's thread"))?;
@@ -209,8 +207,7 @@ struct Worker {
     dry_run: bool,
     epochs: Option<u64>,
     cpus: usize,
-    commands: mpsc::Receiver<Command>,
-    halt: Arc<AtomicBool>,
+    inbox: Arc<Inbox<Command>>,
     snapshots: Arc<watch::Sender<Arc<Snapshot>>>,
     heart: Arc<Heart>,
 }
@@ -227,14 +224,14 @@ impl Worker {
         let sampler = sampler::open(&root, config.sampler, &config.daemon.state_dir)?;
         let kind = AccessSampler::kind(&*sampler);
         let (clock, waker) = SysClock::new(&root);
-        let halt = Arc::new(AtomicBool::new(false));
+        let inbox = Arc::new(Inbox::new());
         let ports = Ports {
             targets: Box::new(SysTargets::new(&root, &tiers)),
             sampler,
             writes: open_writes(&root, config.profiling.writes),
             residency: Box::new(SysResidency::new(&root).probing(tiers.clone())),
-            mover: Box::new(SysMover::new(&root).halted_by(Arc::clone(&halt)).tried()),
-            pager: Some(Box::new(SysPager::new(&root, Arc::clone(&halt)))),
+            mover: Box::new(SysMover::new(&root).halted_by(inbox.halt()).tried()),
+            pager: Some(Box::new(SysPager::new(&root, inbox.halt()))),
             clock: Box::new(clock),
         };
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -253,7 +250,6 @@ impl Worker {
         snapshot.totals.cpu.other = before;
         let snapshots = Arc::new(watch::Sender::new(Arc::new(snapshot)));
         let heart = Arc::new(Heart::new(plan.started));
-        let (commands, receiver) = mpsc::channel();
         let mut worker = Self {
             root,
             looping,
@@ -268,8 +264,7 @@ impl Worker {
             dry_run: plan.dry_run,
             epochs: plan.epochs,
             cpus,
-            commands: receiver,
-            halt: Arc::clone(&halt),
+            inbox: Arc::clone(&inbox),
             snapshots: Arc::clone(&snapshots),
             heart: Arc::clone(&heart),
         };
@@ -277,9 +272,8 @@ impl Worker {
         worker.show_settings();
         worker.look_at_own_nodes();
         let handle = Handle {
-            commands,
+            inbox,
             waker,
-            halt,
             snapshots,
             heart,
         };
@@ -291,12 +285,9 @@ impl Worker {
         let mut failures = 0;
         let mut left = self.epochs;
         loop {
-            // Before the commands are taken: one that comes later sets it again.
-            self.halt.store(false, Ordering::Relaxed);
-            while let Ok(command) = self.commands.try_recv() {
-                if self.obey(command) {
-                    return Ok(());
-                }
+            let commands = self.inbox.take();
+            if self.obey_all(commands) {
+                return Ok(());
             }
             if left == Some(0) {
                 return Ok(());
@@ -350,10 +341,13 @@ impl Worker {
 
     /// Waits, at most until a command comes. Tells whether to stop.
     fn wait(&mut self, time: Duration) -> bool {
-        match self.commands.recv_timeout(time) {
-            Ok(command) => self.obey(command),
-            Err(_) => false,
-        }
+        let commands = self.inbox.wait(time);
+        self.obey_all(commands)
+    }
+
+    /// Does what is asked, up to the end. Tells whether to stop.
+    fn obey_all(&mut self, commands: Vec<Command>) -> bool {
+        commands.into_iter().any(|command| self.obey(command))
     }
 
     /// Does what is asked. Tells whether to stop. Who asked may have gone away

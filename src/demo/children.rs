@@ -14,6 +14,7 @@ use nix::sys::signal::Signal;
 use super::Event;
 use super::workload::lines::Line;
 use crate::sys::process::{end_with_parent, signal};
+use crate::units::text::printable;
 
 /// Lines of a child's log that are shown when it failed.
 const LOG_LINES: usize = 20;
@@ -43,7 +44,8 @@ impl WorkDir {
 impl Drop for WorkDir {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            eprintln!("hmkeeper demo: removing {}: {error}", self.0.display());
+            let path = self.0.display().to_string();
+            eprintln!("hmkeeper demo: removing {}: {error}", printable(&path));
         }
     }
 }

@@ -39,6 +39,7 @@ use crate::telemetry::status::{Status, TargetStatus};
 use crate::tiering::observation::NodeUsage;
 use crate::tiering::settings::Asking;
 use crate::units::Bytes;
+use crate::units::text::{printable_json, printable_lines};
 
 /// The daemon's control socket in the work directory.
 const SOCKET: &str = "control.sock";
@@ -117,7 +118,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let outcome = demo.play(&usage)?;
     if args.json {
-        println!("{}", serde_json::to_string(&outcome)?);
+        println!("{}", printable_json(&serde_json::to_string(&outcome)?));
     }
     Ok(())
 }
@@ -142,7 +143,7 @@ struct Daemon {
 impl Demo<'_> {
     fn say(&self, text: &str) {
         if !self.args.json {
-            println!("{text}");
+            println!("{}", printable_lines(text));
         }
     }
 

@@ -16,14 +16,15 @@
 //! the file. Only one daemon writes to it at a time.
 
 use std::fs::{File, OpenOptions, Permissions};
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::{Deserialize, Serialize};
 
 use super::sound;
+use crate::files;
 use crate::ports::Recorder;
 use crate::tiering::observation::Observation;
 use crate::tiering::settings::EngineSettings;
@@ -113,7 +114,7 @@ pub enum RecordError {
         version: u32,
     },
     /// A whole record makes no sense.
-    #[error("{}: byte {at}: {why}; the file was damaged: what is before can be had by cutting it there (truncate -s {at})", file.display())]
+    #[error("{}: byte {at}: {why}; the file was damaged: {}", file.display(), remedy(*at))]
     Damaged {
         /// The file.
         file: PathBuf,
@@ -122,6 +123,14 @@ pub enum RecordError {
         /// What is wrong.
         why: String,
     },
+}
+
+/// How to have what is before a damaged record.
+fn remedy(at: u64) -> String {
+    if at <= 2 * HEAD as u64 {
+        return "nothing is before that; keep it, and record to another file".into();
+    }
+    format!("what is before can be had from a copy that is cut there (cp, then truncate -s {at})")
 }
 
 /// Reads a recording, record by record.
@@ -142,7 +151,7 @@ impl Reader {
     /// # Errors
     /// When it cannot be read or is not of this format.
     pub fn open(file: &Path) -> Result<Self, RecordError> {
-        let opened = File::open(file).and_then(|f| Ok((f.metadata()?.len(), f)));
+        let opened = files::open(file).and_then(|f| Ok((f.metadata()?.len(), f)));
         let (length, opened) = opened.map_err(|e| failed(file, e))?;
         Self::of(file, opened, length)
     }
@@ -165,12 +174,20 @@ impl Reader {
                 version,
             });
         }
+        // Where a file system errs about the end, older versions wrote it twice.
+        let again = input.fill_buf().map_err(|e| failed(file, e))?;
+        let at = if again.starts_with(&head) {
+            input.consume(HEAD);
+            2 * HEAD as u64
+        } else {
+            HEAD as u64
+        };
         Ok(Self {
             file: file.into(),
             input,
             length,
-            at: HEAD as u64,
-            last: HEAD as u64,
+            at,
+            last: at,
             torn: false,
         })
     }
@@ -301,6 +318,9 @@ fn failed(file: &Path, source: io::Error) -> RecordError {
 pub struct Writer {
     path: PathBuf,
     file: Option<File>,
+    /// Where the next record goes. Not where the system says that the file ends:
+    /// some network file systems err about that.
+    at: u64,
     seed: u64,
     has_started: bool,
 }
@@ -316,8 +336,9 @@ impl Writer {
         let io = |e| failed(path, e);
         let mut file = OpenOptions::new()
             .read(true)
-            .append(true)
+            .write(true)
             .create(true)
+            .truncate(false)
             .mode(0o600)
             // A pipe that nobody reads would hold up the daemon.
             .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -335,9 +356,10 @@ impl Writer {
         let mut there = vec![0; HEAD.min(usize::try_from(length).unwrap_or(HEAD))];
         file.read_exact(&mut there).map_err(io)?;
         // Also one that was cut off in its head begins anew.
-        if there.len() < HEAD && head.starts_with(&there) {
+        let at = if there.len() < HEAD && head.starts_with(&there) {
             file.set_len(0).map_err(io)?;
-            file.write_all(&head).map_err(io)?;
+            file.write_all_at(&head, 0).map_err(io)?;
+            HEAD as u64
         } else {
             file.seek(SeekFrom::Start(0)).map_err(io)?;
             let again = file.try_clone().map_err(io)?;
@@ -351,13 +373,15 @@ impl Writer {
                 );
                 file.set_len(reader.at).map_err(io)?;
             }
-        }
+            reader.at
+        };
         // It may have been there before, open to others.
         file.set_permissions(Permissions::from_mode(0o600))
             .map_err(io)?;
         Ok(Self {
             path: path.into(),
             file: Some(file),
+            at,
             seed,
             has_started: false,
         })
@@ -365,7 +389,11 @@ impl Writer {
 
     fn put(&mut self, frame: &Written<'_>) {
         let Some(file) = &mut self.file else { return };
-        let result = record(frame).and_then(|bytes| file.write_all(&bytes));
+        let result = record(frame).and_then(|bytes| {
+            file.write_all_at(&bytes, self.at)?;
+            self.at += bytes.len() as u64;
+            Ok(())
+        });
         if let Err(error) = result {
             tracing::error!("{}: {error}; nothing more is recorded", self.path.display());
             self.file = None;

@@ -299,3 +299,59 @@ fn only_its_owner_may_read_it() {
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }
+
+/// Some network file systems err about where a file ends, and so would we.
+#[test]
+fn a_record_goes_where_the_last_one_ended_wherever_the_file_does() {
+    use std::io::Write;
+    let (_dir, path) = recording(1);
+    let mut writer = Writer::append(&path, 8).unwrap();
+    let mut other = OpenOptions::new().append(true).open(&path).unwrap();
+    other.write_all(&[7; 50]).unwrap();
+    writer.configured(&EngineSettings::default(), &tiers());
+    writer.observed(&observation(5));
+    assert_eq!(frames(&path).0.len(), 4);
+    assert_eq!(frames(&path).1, 0);
+}
+
+#[test]
+fn a_head_that_was_written_twice_is_read_over() {
+    let (dir, path) = recording(2);
+    let (all, _) = frames(&path);
+    let whole = std::fs::read(&path).unwrap();
+    let twice = dir.path().join("twice.rec");
+    std::fs::write(&twice, [&whole[..HEAD], &whole].concat()).unwrap();
+    assert_eq!(frames(&twice), (all.clone(), 0));
+    let mut writer = Writer::append(&twice, 8).unwrap();
+    writer.configured(&EngineSettings::default(), &tiers());
+    assert_eq!(frames(&twice).0.len(), all.len() + 1);
+}
+
+#[test]
+fn the_remedy_of_a_damaged_one_throws_nothing_away() {
+    let (dir, path) = recording(2);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let damaged = dir.path().join("damaged.rec");
+    let last = bytes.len() - 1;
+    let told = |bytes: &[u8]| {
+        std::fs::write(&damaged, bytes).unwrap();
+        let mut reader = Reader::open(&damaged).unwrap();
+        loop {
+            match reader.next_frame() {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("not told"),
+                Err(error) => return error.to_string(),
+            }
+        }
+    };
+    bytes.extend_from_slice(&[9; 40]);
+    let text = told(&bytes);
+    assert!(text.contains("a copy that is cut there"), "{text}");
+    assert!(
+        text.contains(&format!("truncate -s {}", last + 1)),
+        "{text}"
+    );
+    bytes[HEAD] ^= 1;
+    let text = told(&bytes);
+    assert!(text.contains("nothing is before that; keep it"), "{text}");
+}

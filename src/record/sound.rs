@@ -12,6 +12,7 @@ use crate::tiering::observation::{EpochCost, Observation, TargetMap};
 use crate::tiering::pageout::Paging;
 use crate::tiering::settings::{AdaptiveSettings, EngineSettings, HmKeeperSettings};
 use crate::tiering::tier::TierTable;
+use crate::units::text::printable;
 use crate::units::{Bytes, Nanos, PAGE_BYTES, PageRange, VirtAddr};
 
 /// No address of a process is beyond: five levels of page tables reach to 2^57.
@@ -65,7 +66,7 @@ fn check(holds: bool, what: &str) -> Sound {
 /// it is shown in pictures only.)
 fn shown(text: &str, what: &str) -> Sound {
     const LONGEST: usize = 256;
-    let is_plain = text.len() <= LONGEST && !text.chars().any(char::is_control);
+    let is_plain = text.len() <= LONGEST && printable(text) == text;
     check(is_plain, &format!("{what} is no name"))
 }
 

@@ -11,6 +11,7 @@ use super::png;
 use super::raster::{self, RAMP};
 use super::ticks;
 use crate::units::Bytes;
+use crate::units::text::printable;
 
 /// Room for addresses, and for the legend.
 const LEFT: usize = 140;
@@ -33,11 +34,11 @@ const TIERS: [&str; 8] = [
 /// Of all text.
 pub(super) const FONT: &str = "font-family=\"sans-serif\" font-size=\"11\" fill=\"#222\"";
 
-/// Text as XML and HTML have it, also between quotes. What they cannot have at all, control
-/// characters, becomes U+FFFD.
+/// Text as XML and HTML have it, also between quotes. What nobody sees, or they cannot
+/// have, is written out.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    for c in printable(text).chars() {
         match c {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),
@@ -45,7 +46,6 @@ pub(super) fn escaped(text: &str) -> String {
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
             '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
-            c if c.is_control() => out.push('\u{fffd}'),
             c => out.push(c),
         }
     }
@@ -421,7 +421,7 @@ mod tests {
     fn no_name_ends_an_element() {
         assert_eq!(
             escaped("a<b> & \"c'\u{1}\n"),
-            "a&lt;b&gt; &amp; &quot;c&#39;\u{fffd}\u{fffd}"
+            "a&lt;b&gt; &amp; &quot;c&#39;\\u{1}\\n"
         );
     }
 

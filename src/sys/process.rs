@@ -9,6 +9,7 @@ use std::time::Duration;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
 use nix::unistd::{Pid as NixPid, getppid};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::root::Root;
 use super::targets::Stat;
@@ -95,6 +96,32 @@ pub fn catch_end_signals(tell: impl Fn(Signal) + Send + 'static) -> io::Result<(
             }
         })?;
     Ok(())
+}
+
+/// Keeps a signal from doing anything.
+///
+/// # Errors
+/// `EINVAL` when there is none of this number, or it cannot be ignored.
+pub fn ignore(signal: i32) -> io::Result<()> {
+    // SAFETY: SIG_IGN installs no handler, so that no code of ours runs in one.
+    let before = unsafe { libc::signal(signal, libc::SIG_IGN) };
+    if before == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Lets this process have as many descriptors as it may: each target takes a few.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn raise_descriptors() -> io::Result<()> {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return Ok(());
+    }
+    limit.current = limit.maximum;
+    Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
 /// CPU time that a process and all its threads have used, ended ones

@@ -29,6 +29,7 @@ use super::root::Root;
 use crate::ports::{PortError, Selector, Sharing, TargetEvent, TargetSpec, Targets};
 use crate::tiering::observation::{Mapped, Share, TargetId, TargetMap};
 use crate::tiering::tier::{Node, TierTable};
+use crate::units::text::printable;
 use crate::units::{Nanos, NodeId, PageRange, Pid};
 
 mod attributes;
@@ -497,7 +498,7 @@ fn entry(at: usize) -> u32 {
 }
 
 fn name(spec: &TargetSpec, stat: &Stat) -> Arc<str> {
-    spec.name.as_deref().unwrap_or(&stat.comm).into()
+    printable(spec.name.as_deref().unwrap_or(&stat.comm)).into()
 }
 
 impl Targets for SysTargets {

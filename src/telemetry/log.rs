@@ -1,11 +1,17 @@
 //! Logs: to the journal under systemd, to stderr otherwise, and one place that
 //! says what an epoch's report reads like.
 
+use std::fmt;
 use std::os::fd::AsFd;
 
-use tracing::{debug, info, warn};
+use tracing::field::Field;
+use tracing::{Event, Level, Subscriber, debug, info, warn};
+use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
@@ -15,6 +21,7 @@ use crate::tiering::plan::Direction;
 use crate::tiering::report::{EpochReport, PauseReason, TargetReport};
 use crate::tiering::tier::TierTable;
 use crate::units::Bytes;
+use crate::units::text::printable;
 
 mod left_alone;
 mod planned;
@@ -72,24 +79,64 @@ pub fn start(level: &str) -> Result<LevelHandle, String> {
         Some(text) => (parse(&text)?, true),
     };
     let (filter, handle) = reload::Layer::new(filter);
+    let output = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .fmt_fields(debug_fn(field).delimited(" "));
     let output = if in_journal() {
-        tracing_journald::layer().ok().map(Layer::boxed)
+        output.with_ansi(false).event_format(ForJournal).boxed()
     } else {
-        None
+        output.with_target(false).with_ansi(has_colours()).boxed()
     };
-    let output = output.unwrap_or_else(|| {
-        tracing_subscriber::fmt::layer()
-            .with_writer(std::io::stderr)
-            .with_target(false)
-            .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-            .boxed()
-    });
     // A second start, as in tests, keeps the first subscriber.
     let _ = tracing_subscriber::registry()
         .with(filter)
         .with(output)
         .try_init();
     Ok(LevelHandle { handle, fixed })
+}
+
+/// A field of an event. Names of processes and files are in some, so that
+/// nothing is written as it came.
+fn field(out: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let text = format!("{value:?}");
+    match field.name() {
+        "message" => write!(out, "{}", printable(&text)),
+        name => write!(out, "{name}={}", printable(&text)),
+    }
+}
+
+/// A line as the journal reads it from stderr: its level first, as sd-daemon(3)
+/// has it, then all that stderr would have; the time is the journal's.
+struct ForJournal;
+
+impl<S, N> FormatEvent<S, N> for ForJournal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut out: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let level = match *event.metadata().level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            Level::DEBUG | Level::TRACE => 7,
+        };
+        write!(out, "<{level}>")?;
+        context.format_fields(out.by_ref(), event)?;
+        writeln!(out)
+    }
+}
+
+/// Whether stderr shows colours, and nobody asked for none (no-color.org).
+fn has_colours() -> bool {
+    let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let able = std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+    wanted && able && std::io::IsTerminal::is_terminal(&std::io::stderr())
 }
 
 /// Whether stderr is the journal's: systemd says which file that would be.
@@ -204,9 +251,48 @@ fn ways(target: &TargetReport, tiers: &TierTable) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tracing::Level;
+    use std::io;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_event_is_one_line_whatever_is_in_it() {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let layer = tracing_subscriber::fmt::layer()
+            .with_writer(move || writer.clone())
+            .fmt_fields(debug_fn(field).delimited(" "))
+            .event_format(ForJournal);
+        let subscriber = Registry::default().with(layer);
+        tracing::subscriber::with_default(subscriber, || {
+            let name = "a\n<3>forged\u{1b}[2J\u{9b}\u{202e}";
+            warn!(path = name, "target {name} found");
+        });
+        let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
+        let shown = "a\\n<3>forged\\u{1b}[2J\\u{9b}\\u{202e}";
+        assert!(
+            text.starts_with(&format!("<4>target {shown} found")),
+            "{text}"
+        );
+        assert!(text.contains("path="), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert_eq!(crate::units::text::printable_lines(&text), text);
+    }
 
     #[test]
     fn a_level_is_ours_and_libraries_only_warn() {

@@ -2,6 +2,15 @@
 //!
 //! Printing gives the shortest form that is exact, so that what is printed
 //! and read again is the same value.
+//!
+//! And how text from outside is shown: names of commands, files and tiers,
+//! arguments, what files and sockets say. Any of it may hold characters that
+//! forge a line of a log, steer a terminal or turn what is read around.
+//! [`printable`] writes those out. Whoever takes such text in, or shows it,
+//! calls it; to do so twice changes nothing.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
 
 use super::{Bandwidth, Bytes, Nanos};
 
@@ -90,8 +99,72 @@ pub fn parse_bandwidth(text: &str) -> Option<Bandwidth> {
     parse(bytes, &SIZES).map(Bandwidth)
 }
 
+/// Whether a reader sees `c` itself: no control character, and none that
+/// ends a line or changes the order in which others are shown.
+fn is_plain(c: char) -> bool {
+    !(c.is_control()
+        || matches!(
+            c,
+            '\u{61c}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        ))
+}
+
+fn written_out(text: &str, keeps: impl Fn(char) -> bool) -> Cow<'_, str> {
+    let stays = |c: char| is_plain(c) || keeps(c);
+    if text.chars().all(stays) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if stays(c) {
+            out.push(c);
+        } else {
+            out.extend(c.escape_default());
+        }
+    }
+    out.into()
+}
+
+/// `text` as one line that shows all that is in it: a line feed as `\n`, an
+/// escape as `\u{1b}`.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    written_out(text, |_| false)
+}
+
+/// [`printable`], but of several lines.
+pub fn printable_lines(text: &str) -> Cow<'_, str> {
+    written_out(text, |c| c == '\n')
+}
+
+/// JSON that shows all that is in it, and means the same.
+pub fn printable_json(json: &str) -> Cow<'_, str> {
+    if json.chars().all(|c| is_plain(c) || c == '\n') {
+        return json.into();
+    }
+    let mut out = String::with_capacity(json.len() + 8);
+    let mut units = [0; 2];
+    for c in json.chars() {
+        if is_plain(c) || c == '\n' {
+            out.push(c);
+        } else {
+            // Such a character stands in a string only.
+            for unit in c.encode_utf16(&mut units) {
+                let _ = write!(out, "\\u{unit:04x}");
+            }
+        }
+    }
+    out.into()
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::collection;
     use proptest::prelude::*;
 
     use super::*;
@@ -147,7 +220,40 @@ mod tests {
         assert_eq!(parse_bandwidth("35GB"), None);
     }
 
+    #[test]
+    fn what_steers_a_terminal_is_written_out() {
+        assert!(matches!(printable("größe → 100 %"), Cow::Borrowed(_)));
+        assert_eq!(printable("a\nb\r\t"), "a\\nb\\r\\t");
+        assert_eq!(
+            printable("\u{1b}[2J\u{9b}1m\u{7f}"),
+            "\\u{1b}[2J\\u{9b}1m\\u{7f}"
+        );
+        assert_eq!(printable("a\u{202e}b\u{2066}c"), "a\\u{202e}b\\u{2066}c");
+        assert_eq!(printable_lines("a\n\u{1b}b"), "a\n\\u{1b}b");
+        let json = serde_json::to_string("a\u{9b}\u{202e}\u{e0001}\n").unwrap();
+        assert_eq!(printable_json(&json), r#""a\u009b\u202e\udb40\udc01\n""#);
+    }
+
     proptest! {
+        #[test]
+        fn any_text_becomes_one_plain_line(chars in collection::vec(any::<char>(), 0..40)) {
+            let text: String = chars.into_iter().collect();
+            let shown = printable(&text);
+            prop_assert!(shown.chars().all(is_plain));
+            prop_assert_eq!(printable(&shown), shown.clone());
+            prop_assert_eq!(printable_lines(&text).lines().count(), text.split('\n').count()
+                - usize::from(text.is_empty() || text.ends_with('\n')));
+        }
+
+        #[test]
+        fn json_means_the_same_and_is_plain(chars in collection::vec(any::<char>(), 0..40)) {
+            let text: String = chars.into_iter().collect();
+            let json = serde_json::to_string(&text).unwrap();
+            let shown = printable_json(&json);
+            prop_assert!(shown.chars().all(is_plain));
+            prop_assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), text);
+        }
+
         #[test]
         fn printed_sizes_read_back(n: u64) {
             prop_assert_eq!(parse_bytes(&print_bytes(Bytes(n))), Some(Bytes(n)));

@@ -1,11 +1,11 @@
 //! Workloads from files: programs, recordings and traces of accesses.
 
-use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Read, Write};
 use std::path::Path;
 
 use crate::cli::{Failure, report};
 use crate::daemon::code;
+use crate::files::Stream;
 use crate::record::file::{MAGIC, Reader};
 use crate::record::rates::Accesses;
 use crate::sim::played::{Collector, PlayError};
@@ -75,7 +75,7 @@ impl<R: Read> Read for Watched<R> {
 pub(super) fn workload(name: &str) -> Result<Workload, Failure> {
     let failed = |error: io::Error| Failure::new(code::FAILED, format!("{name}: {error}"));
     let path = Path::new(name);
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = Stream::open(path).map_err(failed)?;
     let mut begin = Vec::new();
     let read = (&mut file).take(BEGIN).read_to_end(&mut begin);
     read.map_err(failed)?;

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::tiering::plan::Direction;
 use crate::tiering::report::PauseReason;
+use crate::units::text::printable;
 use crate::units::{Bytes, Pid};
 
 /// Columns of the text on a terminal: it fits any of this width.
@@ -40,14 +41,14 @@ impl Status {
         writeln!(
             out,
             "hmkeeper {}, up {}, epoch {} of {}{}, sampler {}, policy {}",
-            self.version,
+            printable(&self.version),
             age(self.uptime_seconds),
             self.epoch,
             age(self.interval_seconds),
             self.data_age_seconds
                 .map_or_else(String::new, |seconds| format!(", {} ago", age(seconds))),
-            self.sampler,
-            self.policy
+            printable(&self.sampler),
+            printable(&self.policy)
         )?;
         self.write_age(out)?;
         if self.over_limit {
@@ -76,9 +77,9 @@ impl Status {
         for note in &self.notes {
             // What and why stand before the remedy, which may be cut.
             let (what, remedy) = note.split_once("; ").unwrap_or((note, ""));
-            writeln!(out, "{what}")?;
+            writeln!(out, "{}", fit.wrap(what, WIDTH))?;
             if !remedy.is_empty() {
-                writeln!(out, "  {remedy}")?;
+                writeln!(out, "  {}", fit.wrap(remedy, WIDTH))?;
             }
         }
         if let Some(trouble) = &self.trouble {
@@ -145,7 +146,7 @@ impl Status {
             )?;
         }
         if !self.absent.is_empty() {
-            writeln!(out, "\nnot there: {}", self.absent.join(", "))?;
+            writeln!(out, "\nnot there: {}", printable(&self.absent.join(", ")))?;
         }
         Ok(())
     }
@@ -425,6 +426,20 @@ db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed
 not there: absent
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_name_forges_no_line() {
+        let mut status = status();
+        let evil = "a\n\u{1b}[2J\u{9b}\u{202e}x";
+        let lines = status.text().lines().count();
+        status.targets[0].name = evil.into();
+        status.tiers[0].name = evil.into();
+        status.absent = vec![evil.into()];
+        status.version = evil.into();
+        let text = status.text();
+        assert_eq!(text.lines().count(), lines, "{text:?}");
+        assert_eq!(crate::units::text::printable_lines(&text), text);
     }
 
     #[test]

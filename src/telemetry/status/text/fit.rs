@@ -1,5 +1,6 @@
 //! How figures and lines are written: in what width, in what unit.
 
+use crate::units::text::printable;
 use std::time::Duration;
 
 use crate::units::Bytes;
@@ -17,13 +18,14 @@ impl Fit {
     /// At most `width` characters, on a terminal.
     pub(super) fn cut(self, text: &str, width: usize) -> String {
         match self {
-            Self::All => text.to_owned(),
-            Self::Screen => cut(text, width),
+            Self::All => printable(text).into_owned(),
+            Self::Screen => cut(&printable(text), width),
         }
     }
 
     /// In lines of at most `width` characters, on a terminal: nothing of it may be missing.
     pub(super) fn wrap(self, text: &str, width: usize) -> String {
+        let text = &*printable(text);
         if self == Self::All {
             return text.to_owned();
         }
