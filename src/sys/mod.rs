@@ -7,6 +7,7 @@ mod cgroup;
 pub mod clock;
 pub mod damon;
 mod frames;
+mod glance;
 mod idle_cores;
 pub mod kpageflags;
 mod large_folios;

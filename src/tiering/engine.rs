@@ -35,6 +35,7 @@ use crate::units::{Bytes, Nanos};
 mod accesses;
 mod asking;
 mod deciding;
+mod giving;
 mod machine;
 mod outcome;
 mod pace;
@@ -328,6 +329,8 @@ impl Engine {
         };
 
         tracked.settle(&target.cpu_share);
+        tracked.pid = target.pid;
+        tracked.allowed_nodes.clone_from(&target.allowed_nodes);
         tracked.map.sync(&target.eligible, initial);
         tracked.learn_reach(mine.len() as u64, profiling.scans);
         let mut adapted = tracked.adapt(mine, profiling.scans, thresholds);

@@ -17,7 +17,8 @@
 //! Two threads take both
 //! directions at once: promotions, for which there is room by now, and the demotions
 //! that make room for the next. Before each batch the destination must have room for it
-//! beyond its reserve. What page cache has to make of that the kernel is asked for when the rest is used
+//! beyond its reserve, and beyond what is to stay free there ([`Keep`]); where others take so much of a node that
+//! little is left the turn ends. What page cache has to make of that the kernel is asked for when the rest is used
 //! up ([`cache`]). What was busy is tried once more at the end; what was refused is
 //! remembered and left alone for longer each time. Pages that are shared with others than
 //! the target's own processes are not asked for, and so moved as soon as they are not.
@@ -49,7 +50,7 @@ use self::slices::stretches;
 use super::clock::thread_cpu_time;
 use super::locate::{Locator, Mappers};
 use super::root::Root;
-use crate::ports::{Families, FolioPace, MoveLimits, PageMover, PortError};
+use crate::ports::{Families, FolioPace, Keep, MoveLimits, PageMover, PortError};
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Reclaim};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
@@ -94,6 +95,8 @@ struct Turn {
     /// found twice.
     ends: HashMap<(Pid, PageRange, NodeId), (VirtAddr, bool)>,
     busy: Vec<(Pid, NodeId, Item)>,
+    /// Others need the memory of a node now.
+    is_short: bool,
 }
 
 impl Turn {
@@ -104,7 +107,8 @@ impl Turn {
 
     /// Whether a limit says to stop, or somebody waits.
     fn is_over(&self) -> bool {
-        self.halt.load(Ordering::Relaxed)
+        self.is_short
+            || self.halt.load(Ordering::Relaxed)
             || Nanos::from(self.start.elapsed()) >= self.limits.time
             || self.moved >= self.limits.bytes
     }
@@ -269,6 +273,7 @@ impl PageMover for SysMover {
             room: HashMap::new(),
             ends: HashMap::new(),
             busy: Vec::new(),
+            is_short: false,
         };
         self.locator.hold();
         for stretch in stretches(moves) {
@@ -281,6 +286,7 @@ impl PageMover for SysMover {
                 .filter_map(|group| self.queue(moves, group, &mut turn))
                 .collect();
             self.carry_out(queues, &mut turn);
+            turn.is_short |= self.rooms.is_short();
         }
         self.locator.let_go();
         self.retry(&mut turn);
@@ -303,6 +309,10 @@ impl PageMover for SysMover {
 
     fn may_reclaim(&mut self, cache: &[Reclaim]) {
         self.cache.begin(cache);
+    }
+
+    fn keep(&mut self, nodes: &[Keep], in_haste: bool) {
+        self.rooms.keep(nodes, in_haste);
     }
 
     fn relate(&mut self, families: &Families) {

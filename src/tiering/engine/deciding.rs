@@ -8,6 +8,7 @@ use crate::tiering::plan::{Move, PageCounts, Reason, Reclaim};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
 use crate::tiering::report::PauseReason;
 use crate::tiering::settings::Asking;
+use crate::tiering::shortage;
 use crate::tiering::tier::TierView;
 use crate::tiering::windows::Windowed;
 use crate::units::{Bytes, Nanos, NodeId, TierId};
@@ -93,7 +94,8 @@ impl Engine {
     }
 
     /// Bytes that can be filled on each node before the kernel's watermarks,
-    /// our headroom or the tier's configured capacity are touched.
+    /// our headroom or the tier's configured capacity are touched; none where others have needed
+    /// what was there of late.
     fn room(&self, nodes: &[NodeUsage]) -> Vec<(NodeId, Bytes)> {
         let mut room = Vec::new();
         for (id, tier) in self.tiers.ids().zip(self.tiers.tiers()) {
@@ -105,6 +107,9 @@ impl Engine {
                     .free
                     .saturating_sub(usage.reserve)
                     .saturating_sub(self.headroom(usage.total));
+                if self.machine.rests.holds(usage.node) {
+                    bytes = Bytes::ZERO;
+                }
                 if let Some(left) = &mut left {
                     bytes = bytes.min(*left);
                     *left = left.saturating_sub(bytes);
@@ -137,7 +142,9 @@ impl Engine {
             let mut left = tier.capacity.map_or(Bytes(u64::MAX), |capacity| {
                 capacity.saturating_sub(self.resident_on(id) + free)
             });
-            for usage in nodes.iter().filter(|usage| of_tier(usage.node)) {
+            let rests = |usage: &&NodeUsage| self.machine.rests.holds(usage.node);
+            let of_tier = nodes.iter().filter(|usage| of_tier(usage.node));
+            for usage in of_tier.filter(|usage| !rests(usage)) {
                 let may = self.machine.page_cache.room(usage).min(left);
                 left = left.saturating_sub(may);
                 cache.push((usage.node, may));
@@ -171,14 +178,26 @@ impl Engine {
         nodes.iter().filter_map(lack).collect()
     }
 
+    /// What of a node of this size no move fills: the configured share, and no less than what a burst takes
+    /// until room is being made for it.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    fn headroom(&self, total: Bytes) -> Bytes {
+    pub fn headroom(&self, total: Bytes) -> Bytes {
         // A share of 0 to 1 of the total: no loss that matters.
-        Bytes((total.as_f64() * self.settings.headroom) as u64)
+        let share = Bytes((total.as_f64() * self.settings.headroom) as u64);
+        share.max(self.least_free(total))
+    }
+
+    /// What is given back to a node of this size at once, whoever has to leave for it.
+    pub fn least_free(&self, total: Bytes) -> Bytes {
+        if self.settings.headroom > 0.0 {
+            shortage::least(total)
+        } else {
+            Bytes::ZERO
+        }
     }
 
     /// What all targets have on a tier.
-    fn resident_on(&self, tier: TierId) -> Bytes {
+    pub(super) fn resident_on(&self, tier: TierId) -> Bytes {
         let nodes = &self.tiers.tiers()[tier.index()].nodes;
         let pages = self
             .targets
@@ -260,7 +279,7 @@ fn done(seen: &Observation) -> Done {
     for result in &seen.outcome.results {
         let sum = match result.asked.reason {
             Reason::Hot | Reason::Spread | Reason::Room => &mut exchanged,
-            Reason::Headroom => &mut given_back,
+            Reason::Headroom | Reason::Shortage => &mut given_back,
             Reason::Written | Reason::Read => &mut relieved,
         };
         sum.add(result.pages);
