@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn what_allocations_took_of_the_headroom_is_lacking() {
-        // Of 20 MiB beyond watermarks of 10; two of them come and go.
+        // Of 60 MiB beyond watermarks of 10; seven of them come and go.
         let of = |headroom, free| {
             let settings = EngineSettings {
                 headroom,
@@ -316,10 +316,12 @@ mod tests {
             let mib = lacking.iter().map(|(node, bytes)| (node.0, bytes.0 >> 20));
             mib.collect::<Vec<_>>()
         };
-        assert_eq!(of(0.02, 40), []);
-        assert_eq!(of(0.02, 28), []);
-        assert_eq!(of(0.02, 27), [(0, 3)]);
-        assert_eq!(of(0.02, 4), [(0, 26)]);
+        assert_eq!(of(0.06, 80), []);
+        assert_eq!(of(0.06, 63), []);
+        assert_eq!(of(0.06, 62), [(0, 8)]);
+        assert_eq!(of(0.06, 4), [(0, 66)]);
+        // No less than what a burst takes, though 2 % of the node are 20.
+        assert_eq!(of(0.02, 4), [(0, 56)]);
         assert_eq!(of(0.0, 4), []);
     }
 
