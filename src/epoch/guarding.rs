@@ -129,7 +129,10 @@ impl EpochLoop {
         }
         let glances = self.ports.residency.glance(&self.guard.nodes);
         self.guard.watch.follow(now, &glances);
-        let lacks = self.guard.watch.lacks(|total| self.engine.least_free(total));
+        let lacks = self
+            .guard
+            .watch
+            .lacks(|total| self.engine.least_free(total));
         if !lacks.is_empty() {
             self.give_back(&lacks)?;
         }
@@ -201,11 +204,16 @@ impl EpochLoop {
         let (episode, is_new) = self.guard.episode(node, now);
         episode.last = now;
         episode.given += given;
-        if is_new {
+        if is_new && taken.0 > 0 {
             tracing::warn!(
                 "node {node} has {room} left for other programs, which take {} a second of it: \
                  what targets have there makes room, what is cold first",
                 Bytes(taken.0)
+            );
+        } else if is_new {
+            tracing::info!(
+                "node {node} has {room} left for other programs: what targets have there makes room, \
+                 what is cold first"
             );
         }
         if !was_tried && !episode.is_told {

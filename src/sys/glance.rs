@@ -58,7 +58,11 @@ impl Glances {
             self.since = Some(Instant::now());
         }
         // Hidden, as in some containers: then without a reserve.
-        let (total, reserve) = self.marks.get(&node).copied().unwrap_or((told.total, Bytes::ZERO));
+        let (total, reserve) = self
+            .marks
+            .get(&node)
+            .copied()
+            .unwrap_or((told.total, Bytes::ZERO));
         Some(Glance {
             node,
             total,
@@ -76,7 +80,9 @@ impl Glances {
             return Some(told);
         }
         // Not open yet, or of a node that was gone meanwhile.
-        let path = self.root.sys(format!("devices/system/node/node{node}/meminfo"));
+        let path = self
+            .root
+            .sys(format!("devices/system/node/node{node}/meminfo"));
         let file = File::open(path).ok()?;
         let told = read(&file);
         self.files.insert(node, file);
@@ -161,7 +167,10 @@ mod tests {
         let mut glances = Glances::new(&root);
         for usage in residency::usage(&root).unwrap() {
             let glance = glances.at(usage.node).unwrap();
-            assert!(glance.room <= glance.total && glance.total <= usage.total, "{glance:?}");
+            assert!(
+                glance.room <= glance.total && glance.total <= usage.total,
+                "{glance:?}"
+            );
         }
     }
 }

@@ -444,7 +444,9 @@ fn other_movers(root: &Root) -> Finding {
         remedies.push(format!("write 0 to {}", balancing.display()));
     }
     let demotion = root.sys("kernel/mm/numa/demotion_enabled");
-    if read_trimmed(&demotion).is_some_and(|on| on == "true" || on == "1") {
+    let is_on = read_trimmed(&demotion).is_some_and(|on| on == "true" || on == "1");
+    // Without swap it is the kernel's only way to empty a node for who is bound to it.
+    if is_on && has_swap(root) {
         found.push("the kernel's demotion on reclaim".into());
         remedies.push(format!("write 0 to {}", demotion.display()));
     }
@@ -472,6 +474,13 @@ fn other_movers(root: &Root) -> Finding {
         found.join(", "),
         format!("they disturb each other: {}", remedies.join("; ")),
     )
+}
+
+/// Whether the kernel can swap anything out.
+fn has_swap(root: &Root) -> bool {
+    let swaps = fs::read_to_string(root.proc("swaps")).unwrap_or_default();
+    // Below a line of titles.
+    swaps.lines().skip(1).any(|line| !line.trim().is_empty())
 }
 
 fn read_trimmed(path: &std::path::Path) -> Option<String> {
@@ -537,6 +546,12 @@ mod tests {
             "N\n",
         );
         put(dir.path(), "proc/77/comm", "numad\n");
+        let titles = "Filename Type Size Used Priority\n";
+        put(dir.path(), "proc/swaps", titles);
+        let finding = other_movers(&Root::at(dir.path()));
+        assert!(!finding.detail.contains("demotion"), "nothing to swap to");
+        let swap = format!("{titles}/dev/sda2 partition 1000 0 -2\n");
+        put(dir.path(), "proc/swaps", &swap);
         let finding = other_movers(&Root::at(dir.path()));
         assert_eq!(finding.state, State::Busy);
         for part in ["mode 2", "demotion", "damon_stat", "numad"] {

@@ -35,13 +35,13 @@ pub enum Reason {
     Room,
     /// Cold, where allocations have used up what is to stay free for the next ones.
     Headroom,
-    /// Cold or, with nothing cold left, hot: others have used up what their node is to have free for them,
-    /// between two decisions.
-    Shortage,
     /// Written whenever it is accessed, on a node that answers late.
     Written,
     /// Read and never written, in the place of what is written.
     Read,
+    /// Cold or, with nothing cold left, hot: others have used up what a node is to have free for them,
+    /// between two decisions.
+    Shortage,
 }
 
 impl Reason {
@@ -51,9 +51,9 @@ impl Reason {
         Self::Spread,
         Self::Room,
         Self::Headroom,
-        Self::Shortage,
         Self::Written,
         Self::Read,
+        Self::Shortage,
     ];
 
     /// The label in metrics and logs.

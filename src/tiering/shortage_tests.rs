@@ -244,7 +244,10 @@ fn the_coldest_leaves_first_and_what_is_hot_only_in_need() {
 fn it_goes_where_there_is_room_and_where_it_may() {
     let map = map(&[(0, 0), (0, 0), (0, 0)]);
     let plan = |free| brief(&leaving(&map).plan(&lack(6, 6), &room(free)));
-    assert_eq!(plan([0, 3, 0, 9]), [(0, 1, 2), (1, 1, 1), (1, 3, 1), (2, 3, 2)]);
+    assert_eq!(
+        plan([0, 3, 0, 9]),
+        [(0, 1, 2), (1, 1, 1), (1, 3, 1), (2, 3, 2)]
+    );
     assert_eq!(plan([9, 0, 0, 0]), []);
     let allowed = [NodeId(0), NodeId(2)];
     let mut some = Leaving::of(&[holder(&map, Some(&allowed))], 3, &[], &ALL, Vec::new());
@@ -309,7 +312,10 @@ fn what_was_tried_is_not_tried_again_unless_for_want_of_time_or_room() {
     // Node 1 is full, whatever it seems to have.
     let moves = leaving.plan(&lack(6, 6), &free);
     assert_eq!(brief(&moves), [(1, 2, 1), (2, 2, 2)]);
-    let gone = moves.into_iter().map(|m| result(m, 512)).collect::<Vec<_>>();
+    let gone = moves
+        .into_iter()
+        .map(|m| result(m, 512))
+        .collect::<Vec<_>>();
     leaving.told(&gone);
     assert_eq!(leaving.plan(&lack(6, 6), &free), []);
 }
