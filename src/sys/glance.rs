@@ -1,7 +1,8 @@
 //! What nodes have free, read often: `nodeN/meminfo`, kept open, beside watermarks of lately.
 //!
-//! What others can have of a node is what is free above its high watermarks, without what waits in the lists of each
-//! CPU: the kernel compares watermarks with that. Beside it stands half of the page cache that has not to be written
+//! What others can have of a node is what is free above its high watermarks. What waits in the lists of each CPU is not
+//! told there: much of what has just left a node does, and the kernel empties these lists before it gives up. So where
+//! little seems to be left they are looked up in `/proc/zoneinfo`, which takes longer. Beside it stands half of the page cache that has not to be written
 //! first (`Active(file)`, `Inactive(file)`): it gives that back at once when somebody needs it, but for programs that
 //! run from it and files that are read all the time, of which nobody can tell how much that is.
 
@@ -13,11 +14,14 @@ use std::time::{Duration, Instant};
 use super::residency;
 use super::root::Root;
 use super::text;
-use crate::tiering::shortage::Glance;
+use crate::tiering::shortage::{self, Glance};
 use crate::units::{Bytes, NodeId};
 
 /// Watermarks change with the size of the machine's memory and by its operator's hand.
 const MARKS_LAST: Duration = Duration::from_secs(10);
+/// Lists of CPUs are read again after so long at the soonest, and after so many times as long as that took.
+const LISTS_LAST: Duration = Duration::from_millis(50);
+const LISTS_SELDOM: u32 = 40;
 /// More than any node's file has.
 const LONGEST: usize = 4096;
 
@@ -26,9 +30,19 @@ const LONGEST: usize = 4096;
 pub(super) struct Glances {
     root: Root,
     files: BTreeMap<NodeId, File>,
-    /// What each node has in all, and must keep; and since when that is known.
-    marks: BTreeMap<NodeId, (Bytes, Bytes)>,
+    /// What each node has in all, must keep, and has in lists; since when that is known, and how long it took.
+    marks: BTreeMap<NodeId, Marks>,
     since: Option<Instant>,
+    took: Duration,
+}
+
+/// What `/proc/zoneinfo` says of a node.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Marks {
+    pub(super) total: Bytes,
+    pub(super) reserve: Bytes,
+    /// In the lists of each CPU.
+    pub(super) listed: Bytes,
 }
 
 /// What a node's file says.
@@ -47,27 +61,46 @@ impl Glances {
             files: BTreeMap::new(),
             marks: BTreeMap::new(),
             since: None,
+            took: Duration::ZERO,
         }
     }
 
     /// `None` of a node that cannot be read.
     pub(super) fn at(&mut self, node: NodeId) -> Option<Glance> {
         let told = self.read(node)?;
-        if self.since.is_none_or(|since| since.elapsed() >= MARKS_LAST) {
-            self.marks = residency::marks(&self.root);
-            self.since = Some(Instant::now());
-        }
-        // Hidden, as in some containers: then without a reserve.
-        let (total, reserve) = self
-            .marks
-            .get(&node)
-            .copied()
-            .unwrap_or((told.total, Bytes::ZERO));
-        Some(Glance {
+        self.read_marks(MARKS_LAST);
+        let glance = |marks: Marks, listed: Bytes| Glance {
             node,
-            total,
-            room: told.free.saturating_sub(reserve) + told.cache,
-        })
+            total: marks.total,
+            room: (told.free + listed).saturating_sub(marks.reserve) + told.cache,
+        };
+        // Hidden, as in some containers: then without a reserve.
+        let Some(&marks) = self.marks.get(&node) else {
+            let total = told.total;
+            let marks = Marks {
+                total,
+                ..Marks::default()
+            };
+            return Some(glance(marks, Bytes::ZERO));
+        };
+        let seems = glance(marks, Bytes::ZERO);
+        if seems.room >= shortage::least(seems.total) {
+            return Some(seems);
+        }
+        self.read_marks(LISTS_LAST.max(self.took * LISTS_SELDOM));
+        let marks = self.marks.get(&node).copied().unwrap_or(marks);
+        Some(glance(marks, marks.listed))
+    }
+
+    /// Unless they are known for less than so long.
+    fn read_marks(&mut self, lasts: Duration) {
+        if self.since.is_some_and(|since| since.elapsed() < lasts) {
+            return;
+        }
+        let begin = Instant::now();
+        self.marks = residency::marks(&self.root);
+        self.since = Some(Instant::now());
+        self.took = begin.elapsed();
     }
 
     /// Of a node's page cache, what is given back at once.
@@ -153,9 +186,10 @@ mod tests {
         fs::write(dir.path().join("proc/zoneinfo"), zoneinfo).unwrap();
         let mut glances = Glances::new(&Root::at(dir.path()));
         let glance = glances.at(NODE).unwrap();
-        assert_eq!((glance.total.pages(), glance.room.pages()), (9000, 880));
-        meminfo(500);
-        assert_eq!(glances.at(NODE).unwrap().room.pages(), 380);
+        // Below 1125, an eighth of it, lists count as well.
+        assert_eq!((glance.total.pages(), glance.room.pages()), (9000, 920));
+        meminfo(2000);
+        assert_eq!(glances.at(NODE).unwrap().room.pages(), 1880);
         meminfo(5);
         assert_eq!(glances.at(NODE).unwrap().room.pages(), 0);
         assert_eq!(glances.at(NodeId(1)), None);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::clock::{monotonic, thread_cpu_time};
-use super::glance::Glances;
+use super::glance::{Glances, Marks};
 use super::latency::LatencyProbe;
 use super::locate::Locator;
 use super::mover::is_there;
@@ -175,12 +175,16 @@ fn of_zones(zoneinfo: &str) -> Vec<NodeUsage> {
     nodes.map(|(node, sum)| sum.usage(node)).collect()
 }
 
-/// What each node has in all, and the reserve of its zones, without what lists of CPUs add to it.
-pub(super) fn marks(root: &Root) -> BTreeMap<NodeId, (Bytes, Bytes)> {
+/// What each node has in all, the reserve of its zones without what lists of CPUs add to it, and these lists.
+pub(super) fn marks(root: &Root) -> BTreeMap<NodeId, Marks> {
     let zoneinfo = text::read(&root.proc("zoneinfo")).unwrap_or_default();
-    let bytes = |sum: &Pages| (Bytes::from_pages(sum.total), Bytes::from_pages(sum.reserve));
+    let marks = |sum: Pages| Marks {
+        total: Bytes::from_pages(sum.total),
+        reserve: Bytes::from_pages(sum.reserve),
+        listed: Bytes::from_pages(sum.listed),
+    };
     let nodes = pages_of(&zoneinfo).into_iter();
-    nodes.map(|(node, sum)| (node, bytes(&sum))).collect()
+    nodes.map(|(node, sum)| (node, marks(sum))).collect()
 }
 
 fn pages_of(zoneinfo: &str) -> BTreeMap<NodeId, Pages> {
