@@ -1,7 +1,7 @@
 //! Whoever may allocate on the fastest node only does not find it full of what was promoted there: it makes room in
 //! time, and nobody is killed for want of memory.
 //!
-// vm: topology=4tier node0=448M timeout=300 long-timeout=1800
+// vm: topology=4tier node0=256M timeout=300 long-timeout=1800
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,11 +15,12 @@ use crate::common::{
     Daemon, Site, Workload, body, in_guest, long, percent, settled, share, until_hot_on,
 };
 
-/// Two thirds of it are hot: more of node 0 than others leave it.
-const BUFFER: Bytes = Bytes::from_mib(384);
-const HOT: &str = "--hot=0.65";
+/// A third of it is hot, more than half of what node 0 has free. It is larger than what is eaten: the kernel would end
+/// this one.
+const BUFFER: Bytes = Bytes::from_mib(320);
+const HOT: &str = "--hot=0.35";
 /// What is eaten beyond what is free when it begins: it has to leave for that.
-const BEYOND: Bytes = Bytes::from_mib(96);
+const BEYOND: Bytes = Bytes::from_mib(64);
 const CHUNK: Bytes = Bytes::from_mib(1);
 
 /// How an eater is kept to node 0.
