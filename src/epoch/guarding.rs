@@ -231,14 +231,10 @@ impl EpochLoop {
 
     /// What a plan's moves leave of each node.
     pub(super) fn keeps(&self) -> Vec<Keep> {
-        let able: Vec<NodeId> = self.guard.watch.able().map(|glance| glance.node).collect();
         let all = self.engine.tiers().nodes().iter();
+        let least = |total| self.engine.least_free(total);
         all.map(|node| {
-            let ends_below = if able.contains(&node.id) {
-                Bytes(self.engine.least_free(node.size).0 / 2)
-            } else {
-                Bytes::ZERO
-            };
+            let ends_below = Bytes(self.guard.watch.owed(node.id, least).0 / 2);
             Keep {
                 node: node.id,
                 free: self.engine.headroom(node.size),

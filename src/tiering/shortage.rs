@@ -12,7 +12,8 @@
 //! node is to have free at least is what such a burst takes until we have looked and begun to move
 //! ([`least`]); the room for promotions ends above it. Where a quarter of a second of what others take now would leave
 //! less than seven eighths of that, what is cold leaves until all of it is there; less than half, what is hot leaves as
-//! well, until three quarters are ([`Watch::lacks`]). Who leaves, and whereto: [`leaving`].
+//! well, until three quarters are ([`Watch::lacks`]). A node that had less when we came is owed no more than that: who
+//! fills it did so without us. Who leaves, and whereto: [`leaving`].
 //! After that nothing is promoted to the node for half a minute, and longer each time ([`Rests`]).
 //!
 //! **Limits.** A burst that takes more than pages can be moved. Memory that cannot leave: locked by
@@ -85,6 +86,8 @@ struct Watched {
     given: Bytes,
     /// What others take per second.
     taken: f64,
+    /// The most that it was seen to have: of a node that never had more than a little nothing more is owed.
+    most: Bytes,
     /// What it was before tells nothing of others.
     is_new: bool,
     /// Nothing more can leave it.
@@ -98,6 +101,7 @@ impl Watched {
             before: (at, glance.room),
             given: Bytes::ZERO,
             taken: 0.0,
+            most: glance.room,
             is_new: false,
             is_stuck: false,
         }
@@ -105,6 +109,7 @@ impl Watched {
 
     fn follow(&mut self, at: Nanos, glance: Glance) {
         self.now = glance;
+        self.most = self.most.max(glance.room);
         if std::mem::take(&mut self.is_new) {
             (self.before, self.given) = ((at, glance.room), Bytes::ZERO);
             return;
@@ -128,6 +133,7 @@ impl Watched {
     }
 
     fn lack(&self, least: Bytes) -> Option<Lack> {
+        let least = least.min(self.most);
         let ahead = self.ahead();
         let until = |wanted: u64| Bytes(wanted + ahead.0).saturating_sub(self.now.room);
         // No more than an eighth is missed: what is free goes up and down by itself.
@@ -150,7 +156,8 @@ impl Watched {
         if self.lack(least).is_some_and(|lack| !lack.hot.is_zero()) {
             return at + BESIDE;
         }
-        let left = self.now.room.saturating_sub(Bytes(least.0 / 2));
+        let owed = least.min(self.most);
+        let left = self.now.room.saturating_sub(Bytes(owed.0 / 2));
         let rate = BURST.0.max(floored(2.0 * self.taken).0);
         let seconds = left.as_f64() / rate as f64;
         at + Nanos::from_secs_f64(seconds).clamp(SOONEST, LATEST)
@@ -226,10 +233,11 @@ impl Watch {
         Some((of.now.room, Bandwidth(floored(of.taken).0)))
     }
 
-    /// Nodes that something can leave, with what they have.
-    pub fn able(&self) -> impl Iterator<Item = Glance> + '_ {
-        let all = self.nodes.iter().filter(|of| !of.is_stuck);
-        all.map(|of| of.now)
+    /// What a node is to have, if it ever had as much; nothing where nothing can leave it.
+    pub fn owed(&self, node: NodeId, least: impl Fn(Bytes) -> Bytes) -> Bytes {
+        let mut able = self.nodes.iter().filter(|of| !of.is_stuck);
+        let of = able.find(|of| of.now.node == node);
+        of.map_or(Bytes::ZERO, |of| least(of.now.total).min(of.most))
     }
 }
 

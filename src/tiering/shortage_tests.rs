@@ -26,6 +26,9 @@ fn glance(room: u64) -> Glance {
 /// What is lacking of 50 MiB, and when it is looked again, with so much left after so many milliseconds each.
 fn watched(looks: &[(u64, u64)]) -> (Vec<(u64, u64)>, u64) {
     let mut watch = Watch::default();
+    // Once it had as much.
+    watch.follow(Nanos::ZERO, &[glance(500)]);
+    watch.forget_taken();
     for &(ms, room) in looks {
         watch.follow(Nanos::from_millis(ms), &[glance(room)]);
     }
@@ -54,6 +57,22 @@ fn what_is_cold_goes_for_an_eighth_of_it_and_what_is_hot_for_a_half() {
     // Three quarters of it come back.
     assert_eq!(watched(&[(0, 20)]).0, [(30, 17)]);
     assert_eq!(watched(&[(0, 0)]).0, [(50, 37)]);
+}
+
+#[test]
+fn a_node_that_never_had_as_much_is_owed_less() {
+    let mut watch = Watch::default();
+    let mut lacks = |ms: u64, room: u64| {
+        watch.follow(Nanos::from_millis(ms), &[glance(room)]);
+        watch.forget_taken();
+        let lacks = watch.lacks(least);
+        (lacks.len(), watch.owed(NODE, least).0 / MIB)
+    };
+    assert_eq!(lacks(0, 1), (0, 1));
+    assert_eq!(lacks(1000, 0), (1, 1));
+    assert_eq!(lacks(2000, 30), (0, 30));
+    assert_eq!(lacks(3000, 90), (0, 50));
+    assert_eq!(lacks(4000, 30), (1, 50));
 }
 
 #[test]
