@@ -35,6 +35,8 @@ pub const BURST: Bandwidth = Bandwidth(100 << 20);
 const REACTION: Nanos = Nanos::from_millis(500);
 /// On a small node one in so many bytes at most is kept for it.
 const PART: u64 = 8;
+/// A node that never had more than one in so many bytes of what it is to have is owed none.
+const LITTLE: u64 = 4;
 /// Looks are no less than this apart.
 pub const SOONEST: Nanos = Nanos::from_millis(100);
 /// The same, at most.
@@ -132,8 +134,20 @@ impl Watched {
         floored(self.taken * AHEAD).min(most)
     }
 
+    /// What it is to have, if it ever had as much; of little nothing: that goes up and down by itself.
+    fn owed(&self, least: Bytes) -> Bytes {
+        if self.most.0 < least.0 / LITTLE {
+            Bytes::ZERO
+        } else {
+            least.min(self.most)
+        }
+    }
+
     fn lack(&self, least: Bytes) -> Option<Lack> {
-        let least = least.min(self.most);
+        let least = self.owed(least);
+        if least.is_zero() {
+            return None;
+        }
         let ahead = self.ahead();
         let until = |wanted: u64| Bytes(wanted + ahead.0).saturating_sub(self.now.room);
         // No more than an eighth is missed: what is free goes up and down by itself.
@@ -156,8 +170,7 @@ impl Watched {
         if self.lack(least).is_some_and(|lack| !lack.hot.is_zero()) {
             return at + BESIDE;
         }
-        let owed = least.min(self.most);
-        let left = self.now.room.saturating_sub(Bytes(owed.0 / 2));
+        let left = (self.now.room).saturating_sub(Bytes(self.owed(least).0 / 2));
         let rate = BURST.0.max(floored(2.0 * self.taken).0);
         let seconds = left.as_f64() / rate as f64;
         at + Nanos::from_secs_f64(seconds).clamp(SOONEST, LATEST)
@@ -237,7 +250,7 @@ impl Watch {
     pub fn owed(&self, node: NodeId, least: impl Fn(Bytes) -> Bytes) -> Bytes {
         let mut able = self.nodes.iter().filter(|of| !of.is_stuck);
         let of = able.find(|of| of.now.node == node);
-        of.map_or(Bytes::ZERO, |of| least(of.now.total).min(of.most))
+        of.map_or(Bytes::ZERO, |of| of.owed(least(of.now.total)))
     }
 }
 
