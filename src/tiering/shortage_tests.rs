@@ -103,7 +103,7 @@ fn it_is_looked_at_as_often_as_a_burst_could_matter() {
 #[test]
 fn what_we_gave_or_moved_is_not_what_others_took() {
     let mut watch = Watch::default();
-    let mut at = |watch: &mut Watch, ms: u64, room: u64| {
+    let at = |watch: &mut Watch, ms: u64, room: u64| {
         watch.follow(Nanos::from_millis(ms), &[glance(room)]);
         watch.state_of(NODE).unwrap().1.0 / MIB
     };
