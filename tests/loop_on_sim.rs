@@ -512,8 +512,8 @@ fn what_a_program_allocates_in_bursts_lies_on_the_fastest_node_at_once() {
     // An eighth of 512 MiB, and of that all but an eighth, is more than each burst takes.
     let (shares, restored) = bursts(0.125);
     assert_eq!(shares, [1.0; 3]);
-    // What stays free at first, and what two bursts took of it.
-    assert!(restored >= Bytes::from_mib(150), "{restored}");
+    // What stays free at first, and most of what two bursts took of it: what made room at once rests.
+    assert!(restored >= Bytes::from_mib(120), "{restored}");
     assert!(restored <= Bytes::from_mib(176), "{restored}");
     let (shares, restored) = bursts(0.0);
     assert_eq!(shares, [0.0; 3]);
@@ -554,6 +554,8 @@ fn eaten(policy: PolicyName, rate: u64, hot: u64) -> (Bytes, Bytes) {
         let flows = report.targets.iter().flat_map(|t| &t.flows);
         let of = |reason| flows.clone().filter(move |f| f.reason == reason);
         made_room += of(Reason::Shortage).map(|f| f.moved).sum();
+        // What has cooled goes with the next plan.
+        made_room += of(Reason::Headroom).map(|f| f.moved).sum();
         if made_room > Bytes::ZERO {
             // What changes places takes nothing of anybody.
             let up: Bytes = of(Reason::Hot).map(|f| f.moved).sum();
