@@ -8,8 +8,12 @@ use crate::tiering::shortage::leaving::Leaving;
 use crate::tiering::shortage::{self, Lack, Watch};
 use crate::units::{Bandwidth, Bytes, Nanos, NodeId};
 
-/// One turn of making room takes no longer: then nodes are looked at again.
+/// So much makes room at a time, and then nodes are looked at again: a part is moved as soon as its pages were looked
+/// up, however slow that is.
+const PIECE: Bytes = Bytes::from_mib(4);
+/// No further piece after so long, until what else is due was done; and none takes longer than that.
 const TURN: Nanos = Nanos::from_millis(500);
+const PIECE_TIME: Nanos = Nanos::from_secs(5);
 
 /// What is remembered between two looks.
 #[derive(Debug, Default)]
@@ -127,23 +131,29 @@ impl EpochLoop {
         if self.next_look().is_none_or(|next| now < next) {
             return Ok(());
         }
-        let glances = self.ports.residency.glance(&self.guard.nodes);
-        self.guard.watch.follow(now, &glances);
-        let lacks = self
-            .guard
-            .watch
-            .lacks(|total| self.engine.least_free(total));
-        if !lacks.is_empty() {
-            self.give_back(&lacks)?;
+        loop {
+            let at = self.ports.clock.now();
+            let glances = self.ports.residency.glance(&self.guard.nodes);
+            self.guard.watch.follow(at, &glances);
+            let lacks = self
+                .guard
+                .watch
+                .lacks(|total| self.engine.least_free(total));
+            let is_over = at.saturating_sub(now) >= TURN;
+            if lacks.is_empty() || is_over || !self.give_back(&lacks)? {
+                break;
+            }
         }
         let least = |total| self.engine.least_free(total);
         let next = self.guard.watch.next(least);
         // Whom nobody can look at is looked for again.
-        self.guard.next = Some(next.unwrap_or(now + shortage::LATEST));
+        let latest = self.ports.clock.now() + shortage::LATEST;
+        self.guard.next = Some(next.unwrap_or(latest));
         Ok(())
     }
 
-    fn give_back(&mut self, lacks: &[Lack]) -> Result<(), PortError> {
+    /// Has a piece leave; whether something did.
+    fn give_back(&mut self, lacks: &[Lack]) -> Result<bool, PortError> {
         let glances = self.ports.residency.glance(&self.guard.all);
         let room: Vec<(NodeId, Bytes)> = glances
             .iter()
@@ -156,7 +166,13 @@ impl EpochLoop {
         let nodes = &self.guard.nodes;
         let leaving = self.guard.leaving.take();
         let mut leaving = leaving.unwrap_or_else(|| engine.leaving(done, nodes));
-        let moves = leaving.plan(lacks, &room);
+        let piece = |lack: &Lack| Lack {
+            cold: lack.cold.min(PIECE),
+            hot: lack.hot.min(PIECE),
+            ..*lack
+        };
+        let pieces: Vec<Lack> = lacks.iter().map(piece).collect();
+        let moves = leaving.plan(&pieces, &room);
         let outcome = if moves.is_empty() {
             MoveOutcome::default()
         } else {
@@ -169,7 +185,7 @@ impl EpochLoop {
             self.ports.mover.keep(&keeps, true);
             let cpu = self.ports.clock.thread_cpu_time();
             let limits = MoveLimits {
-                time: TURN,
+                time: PIECE_TIME,
                 rate: Bandwidth(u64::MAX),
                 bytes: Bytes(u64::MAX),
                 call_time: self.settings.call_time,
@@ -186,8 +202,9 @@ impl EpochLoop {
             let was_tried = moves.iter().any(|m| m.from == lack.node);
             self.told_of(*lack, was_tried, &outcome);
         }
+        let has_left = outcome.results.iter().any(|r| r.pages.moved > 0);
         self.outcome.add(outcome);
-        Ok(())
+        Ok(has_left)
     }
 
     /// Takes note of what left a node, and says what an operator should know.
