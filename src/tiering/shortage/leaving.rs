@@ -29,8 +29,10 @@ const COLD: f32 = 0.05;
 const UNKNOWN: f32 = 0.5;
 /// Moves of one plan: none takes long.
 const MOVES_MOST: usize = 4096;
-/// What nothing is known of is looked through in such pieces, as the mover does.
-const PIECE: Bytes = Bytes::from_mib(1024);
+/// A region leaves in such pieces: to look through a long one for some of its pages may take longer than there is time.
+const PIECE: Bytes = Bytes::from_mib(8);
+/// And what nothing is known of.
+const UNSEEN_PIECE: Bytes = Bytes::from_mib(64);
 
 /// A target that has memory on nodes.
 #[derive(Clone, Debug)]
@@ -126,14 +128,21 @@ impl Leaving {
                         is_cold,
                         ..entry(left)
                     };
-                    entries.push((heat, entry));
+                    // Of some only nobody knows in which of them.
+                    entries.extend(pieces(entry, PIECE).map(|piece| (heat, piece)));
                 }
             }
             entries.sort_by(|a, b| a.0.total_cmp(&b.0));
             let known = entries.into_iter().map(|(_, entry)| entry);
             Queue {
                 node,
-                entries: known.chain(others.into_iter().flat_map(pieces)).collect(),
+                entries: known
+                    .chain(
+                        others
+                            .into_iter()
+                            .flat_map(|entry| pieces(entry, UNSEEN_PIECE)),
+                    )
+                    .collect(),
                 next: 0,
             }
         };
@@ -336,11 +345,12 @@ fn add_unseen(others: &mut Vec<Entry>, entry: Entry) {
     others.push(entry);
 }
 
-fn pieces(entry: Entry) -> impl Iterator<Item = Entry> {
+/// An entry in pieces, none with more left than all of it.
+fn pieces(entry: Entry, size: Bytes) -> impl Iterator<Item = Entry> {
     let mut rest = Some(entry.range);
     std::iter::from_fn(move || {
         let range = rest.take()?;
-        let cut = range.start().checked_add(PIECE);
+        let cut = range.start().checked_add(size);
         let (piece, next) = match cut.and_then(|cut| range.split_at(cut)) {
             Some((piece, next)) => (piece, Some(next)),
             None => (range, None),
@@ -348,7 +358,7 @@ fn pieces(entry: Entry) -> impl Iterator<Item = Entry> {
         rest = next;
         Some(Entry {
             range: piece,
-            left: piece.bytes(),
+            left: piece.bytes().min(entry.left),
             ..entry
         })
     })
