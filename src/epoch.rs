@@ -13,6 +13,7 @@
 //! goes elsewhere meanwhile cannot be told, and is looked at again. Where moving may take longer, or where
 //! all scans have to look at the same pages, it comes before, and its time is taken off the windows. An
 //! interval that was missed is not caught up with; an epoch of which three quarters would be over begins anew.
+//! While the loop waits it looks at nodes that targets fill (the module `guarding`).
 
 use crate::ports::{
     Calibration, FolioPace, PortError, Ports, Recorder, SamplerKind, Sharing, TargetEvent,
@@ -33,7 +34,9 @@ use crate::tiering::windows::{self, Lateness, SHORTEST_AT_ONCE};
 use crate::units::{Bandwidth, Bytes, Nanos};
 
 mod acting;
+mod guarding;
 mod paging;
+use guarding::Guard;
 
 /// The longest that the loop moves without looking up: its part of an interval, however
 /// long that is, for an end that was asked for should not have to wait longer.
@@ -121,7 +124,12 @@ pub struct EpochLoop {
     plan: Option<Plan>,
     /// What kept the last turn's plan from being carried out, or the next epoch from beginning.
     trouble: Option<PortError>,
+    /// What became of the plan, and of what had to leave its node between two decisions.
     outcome: MoveOutcome,
+    /// Nodes that targets fill.
+    guard: Guard,
+    /// CPU time that is told apart from profiling, of a stretch that counts for that.
+    aside: Nanos,
     paged_out: Vec<PagedOut>,
     /// End of the epoch before: where the next one begins.
     last_due: Option<Nanos>,
@@ -156,6 +164,8 @@ impl EpochLoop {
             plan: None,
             trouble: None,
             outcome: MoveOutcome::default(),
+            guard: Guard::default(),
+            aside: Nanos::ZERO,
             paged_out: Vec::new(),
             last_due: None,
             cost: EpochCost::default(),
@@ -297,6 +307,7 @@ impl EpochLoop {
         self.profiled(cpu);
         self.note_pauses(&mut plan.report, any_target);
         let report = plan.report.clone();
+        self.guard_nodes(&plan);
         self.plan = Some(plan);
         // The report is there whatever comes of it.
         self.trouble = self.carry_on().err();
@@ -386,7 +397,7 @@ impl EpochLoop {
                 // Half an epoch's looks would not be comparable.
                 return Ok(Scanned::Done(AccessSet::default()));
             }
-            if self.ports.clock.sleep_until(running.due) == Wake::Interrupted {
+            if self.wait_until(running.due)? == Wake::Interrupted {
                 return Ok(Scanned::Interrupted(Box::new(running)));
             }
             let waited = self.ports.clock.now().saturating_sub(running.armed);
@@ -453,7 +464,7 @@ impl EpochLoop {
 
     fn profiled(&mut self, since: Nanos) {
         let spent = self.ports.clock.thread_cpu_time().saturating_sub(since);
-        self.cost.profiling += spent;
+        self.cost.profiling += spent.saturating_sub(std::mem::take(&mut self.aside));
     }
 
     /// Reads all that a decision may depend on.

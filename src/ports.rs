@@ -9,9 +9,10 @@ use crate::tiering::observation::{
 use crate::tiering::pageout::{PageOut, Pageable, PagedOut, Swap};
 use crate::tiering::plan::{Move, MoveOutcome, Reclaim, Sweep};
 use crate::tiering::settings::{Asking, EngineSettings};
+use crate::tiering::shortage::Glance;
 use crate::tiering::tier::TierTable;
 use crate::tiering::windows::SHORTEST_AT_ONCE;
-use crate::units::{Bandwidth, Bytes, Nanos, PageRange, Pid, VirtAddr};
+use crate::units::{Bandwidth, Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
 
 /// How a port failed as a whole. What happens to single pages or processes is
 /// data and never comes this way.
@@ -363,6 +364,8 @@ pub trait Residency {
     fn relate(&mut self, _sharing: &Sharing) {}
     /// The machine has these nodes from now on.
     fn retier(&mut self, _tiers: &TierTable) {}
+    /// What these nodes have free now, in a few microseconds each; of those that cannot be read nothing.
+    fn glance(&mut self, nodes: &[NodeId]) -> Vec<Glance>;
 }
 
 /// Tells which tiers there are.
@@ -406,12 +409,27 @@ pub struct FolioPace {
     pub folio: Nanos,
 }
 
+/// What a mover leaves of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Which.
+    pub node: NodeId,
+    /// So much stays free there beyond the kernel's watermarks.
+    pub free: Bytes,
+    /// With less than so much, free or page cache that the kernel gives back at once, a turn ends: somebody has
+    /// to make room first.
+    pub ends_below: Bytes,
+}
+
 /// Moves pages.
 pub trait PageMover {
     /// Tries the moves in order. Per-page trouble is in the outcome.
     fn apply(&mut self, moves: &[Move], limits: MoveLimits) -> Result<MoveOutcome, PortError>;
     /// Page cache that may make room for the moves that are applied next, for these alone.
     fn may_reclaim(&mut self, _cache: &[Reclaim]) {}
+    /// What it leaves of nodes from now on. While room is being made in haste it may fill what page cache has as
+    /// well, where there is any: the kernel gives that back at once.
+    fn keep(&mut self, _nodes: &[Keep], _in_haste: bool) {}
     /// What is shared from now on.
     fn relate(&mut self, _sharing: &Sharing) {}
     /// CPU time spent moving since the start, on all threads.

@@ -474,10 +474,11 @@ fn what_drifts_is_followed_to_the_end() {
     }
 }
 
-/// Windows see little of pages that are used once a second.
+/// Windows see little of pages that are used once a second. What is given back at first to have an eighth of the node
+/// free takes of the time for what is followed: without that it is 0.66.
 #[test]
 fn what_is_seldom_used_is_followed_if_it_stands_out() {
     let share = |seed| share_while("visits-drift.toml", "visits.toml", seed, (8.0, 29.0));
     let mean = (1..=8).map(share).sum::<f64>() / 8.0;
-    assert!(mean > 0.66, "{mean}");
+    assert!(mean > 0.64, "{mean}");
 }

@@ -1,6 +1,7 @@
 //! Where the demo puts what: pure, from the machine's tiers.
 
 use crate::tiering::observation::NodeUsage;
+use crate::tiering::shortage;
 use crate::tiering::tier::TierTable;
 use crate::units::{Bytes, NodeId};
 
@@ -9,7 +10,7 @@ use crate::units::{Bytes, NodeId};
 pub(super) const ROOM_IN_HOT_SETS: f64 = 1.5;
 /// A ballast larger than this takes too long to fill, and too much from others.
 pub(super) const LARGEST_BALLAST: Bytes = Bytes::from_mib(4096);
-/// Part of a node that the daemon leaves free (`migration.headroom`).
+/// Part of a node that the daemon leaves free (`migration.headroom`), if that is no less than what a burst takes.
 const HEADROOM: f64 = 0.02;
 /// Threads of the workload at most.
 const MOST_THREADS: usize = 4;
@@ -105,7 +106,8 @@ pub(super) fn room(place: &Place, hot: Bytes, usage: &[NodeUsage]) -> Room {
         _ => None,
     };
     if let Some(usage) = only {
-        let leave = wanted + usage.reserve + times(usage.total, HEADROOM);
+        let headroom = times(usage.total, HEADROOM).max(shortage::least(usage.total));
+        let leave = wanted + usage.reserve + headroom;
         if usage.free.saturating_sub(leave) <= LARGEST_BALLAST {
             return Room::Ballast {
                 node: usage.node,
@@ -182,12 +184,12 @@ mod tests {
     fn room_is_made_by_ballast_where_that_is_small() {
         let place = choose(&table(4)).unwrap();
         let hot = Bytes::from_mib(100);
-        // 150 for the hot set, 4 the kernel's reserve, 2 % of 800 headroom.
+        // 150 for the hot set, 4 the kernel's reserve, 50 for a burst, more than 2 % of 800.
         assert_eq!(
             room(&place, hot, &[usage(700, 800)]),
             Room::Ballast {
                 node: NodeId(0),
-                leave: Bytes::from_mib(170)
+                leave: Bytes::from_mib(204)
             }
         );
         assert_eq!(

@@ -42,12 +42,11 @@ impl EpochLoop {
 
     fn apply(&mut self, plan: &Plan) -> Result<(), PortError> {
         if plan.moves.is_empty() {
-            self.outcome = MoveOutcome::default();
             return Ok(());
         }
         if self.paused || !self.settings.moving {
             // Planned and counted, not tried.
-            self.outcome.results = plan
+            let results = plan
                 .moves
                 .iter()
                 .map(|m| MoveResult {
@@ -59,6 +58,10 @@ impl EpochLoop {
                     is_whole: false,
                 })
                 .collect();
+            self.outcome.add(MoveOutcome {
+                results,
+                ..MoveOutcome::default()
+            });
             return Ok(());
         }
         let limits = MoveLimits {
@@ -68,8 +71,15 @@ impl EpochLoop {
             call_time: self.settings.call_time,
             threads: self.settings.threads,
         };
+        // What others took meanwhile comes first, and while it does.
+        let cpu = self.ports.clock.thread_cpu_time();
+        self.look_at_nodes()?;
+        self.profiled(cpu);
+        self.ports.mover.keep(&self.keeps(), false);
         self.ports.mover.may_reclaim(&plan.reclaims);
-        self.outcome = self.ports.mover.apply(&plan.moves, limits)?;
+        let done = self.ports.mover.apply(&plan.moves, limits)?;
+        self.outcome.add(done);
+        self.guard.moved();
         Ok(())
     }
 }

@@ -33,7 +33,7 @@ use crate::tiering::tier::TierTable;
 /// What a recording begins with.
 pub const MAGIC: &[u8; 19] = b"hmkeeper recording\n";
 /// Of the format; a change of any type in a [`Frame`] needs the next one.
-pub const VERSION: u32 = 25;
+pub const VERSION: u32 = 26;
 const HEAD: usize = MAGIC.len() + 4;
 /// Length and checksums before a payload.
 const RECORD_HEAD: usize = 12;

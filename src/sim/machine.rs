@@ -1,5 +1,6 @@
 //! The model.
 
+mod eating;
 mod looking;
 mod moving;
 
@@ -9,9 +10,11 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+pub use self::eating::Eater;
 use super::extents::Extents;
 use super::hardware::{Costs, Hardware, Link};
 use super::program::Program;
+use crate::ports::Keep;
 use crate::tiering::observation::{NodeUsage, ReadLatency, TargetId};
 use crate::tiering::rng::Rng;
 use crate::tiering::tier::{Figure, MemoryKind, Node, Path, Source, TierTable, TierTableError};
@@ -94,6 +97,10 @@ pub struct Machine {
     pub map_cost: Nanos,
     /// Pages that the kernel will not move.
     pub pinned: Vec<(Pid, PageRange)>,
+    /// Who allocates beside its processes.
+    eaters: Vec<Eater>,
+    /// What a mover leaves of each node.
+    pub(super) keeps: Vec<Keep>,
 }
 
 /// The machine, shared by its ports.
@@ -126,6 +133,8 @@ impl Machine {
             order: 0,
             map_cost: Nanos::ZERO,
             pinned: Vec::new(),
+            eaters: Vec::new(),
+            keeps: Vec::new(),
         }
     }
 
@@ -336,6 +345,7 @@ impl Machine {
     pub fn wait(&mut self, time: Nanos) {
         self.now += time;
         self.settle();
+        self.eat();
     }
 
     /// So many folios' hint faults came, which its programs' threads take, all alike.
@@ -388,6 +398,7 @@ impl Machine {
     /// Memory per node. Of a program it can be asked how late nodes answer, of what is touched at
     /// given rates not.
     pub fn usage(&mut self, asks_latency: bool) -> Vec<NodeUsage> {
+        self.eat();
         let latencies = (self.programs().next().filter(|_| asks_latency)).map(Program::latencies);
         if latencies.is_some() {
             self.charge(Nanos(ASKING.0 * self.ids.len() as u64));

@@ -28,7 +28,7 @@ mod weights;
 pub mod workload;
 
 pub use file::FileError;
-pub use machine::{Machine, Process, Rate, Shared, Touch};
+pub use machine::{Eater, Machine, Process, Rate, Shared, Touch};
 pub use ports::ports;
 pub use program::Program;
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::machine::{Machine, Process, Shared, Touch};
 use crate::ports::{
-    AccessSampler, Calibration, Clock, MoveLimits, PageMover, PortError, Ports, Residency,
+    AccessSampler, Calibration, Clock, Keep, MoveLimits, PageMover, PortError, Ports, Residency,
     SamplerKind, Selector, TargetEvent, TargetSpec, Targets, Wake, WriteWatch,
 };
 use crate::tiering::observation::{
@@ -12,6 +12,7 @@ use crate::tiering::observation::{
 };
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Sweep};
 use crate::tiering::settings::Asking;
+use crate::tiering::shortage::Glance;
 use crate::tiering::windows::SHORTEST;
 use crate::tiering::writes::WRITE_FAULT;
 use crate::units::{Nanos, NodeId, Pid};
@@ -191,6 +192,12 @@ impl Residency for SimMemory {
     fn nodes(&mut self, asks_latency: Asking) -> Result<Vec<NodeUsage>, PortError> {
         Ok(self.0.borrow_mut().usage(asks_latency != Asking::Never))
     }
+
+    fn glance(&mut self, nodes: &[NodeId]) -> Vec<Glance> {
+        let mut machine = self.0.borrow_mut();
+        let nodes = nodes.iter();
+        nodes.filter_map(|&node| machine.glance(node)).collect()
+    }
 }
 
 impl WriteWatch for SimMemory {
@@ -224,7 +231,10 @@ impl PageMover for SimMemory {
                 let call = (limits.call_time.0 / folio.0.max(1)).max(1) << order;
                 let end = run.start + count.min(left);
                 let mut at = run.start;
-                while at < end && machine.now.saturating_sub(start) < limits.time {
+                while at < end
+                    && machine.now.saturating_sub(start) < limits.time
+                    && !machine.is_short()
+                {
                     let began = machine.now;
                     // Whole folios, wherever the first begins.
                     let upto = end.min(((at + call) >> order) << order);
@@ -247,6 +257,10 @@ impl PageMover for SimMemory {
         }
         outcome.elapsed = machine.now.saturating_sub(start);
         Ok(outcome)
+    }
+
+    fn keep(&mut self, nodes: &[Keep], _in_haste: bool) {
+        self.0.borrow_mut().keeps = nodes.to_vec();
     }
 
     fn cpu_time(&self) -> Nanos {
@@ -278,6 +292,7 @@ impl Clock for SimMemory {
             machine.now = machine.now.max(from + long);
             machine.pause = None;
         }
+        machine.eat();
         Wake::Due
     }
 }

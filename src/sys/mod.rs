@@ -8,6 +8,7 @@ pub mod clock;
 pub mod damon;
 mod denied;
 mod frames;
+mod glance;
 mod holds;
 mod idle_cores;
 pub mod kpageflags;

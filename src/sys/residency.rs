@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::clock::{monotonic, thread_cpu_time};
+use super::glance::{Glances, Marks};
 use super::latency::LatencyProbe;
 use super::locate::{Locator, Whose};
 use super::mover::is_there;
@@ -12,6 +13,7 @@ use crate::ports::{PortError, Residency, Sharing};
 use crate::tiering::observation::{CacheUsage, NodeUsage, RangeResidency};
 use crate::tiering::plan::Sweep;
 use crate::tiering::settings::Asking;
+use crate::tiering::shortage::Glance;
 use crate::tiering::tier::TierTable;
 use crate::units::{Bytes, Nanos, NodeId, PAGE_BYTES};
 
@@ -26,6 +28,7 @@ const CACHE_EPOCHS: u32 = 256;
 pub struct SysResidency {
     root: Root,
     locator: Locator,
+    glances: Glances,
     tiers: Option<TierTable>,
     probe: Option<LatencyProbe>,
     /// When nodes may be asked again.
@@ -41,6 +44,7 @@ impl SysResidency {
         Self {
             root: root.clone(),
             locator: Locator::new(root),
+            glances: Glances::new(root),
             tiers: None,
             probe: None,
             next_asking: Nanos::ZERO,
@@ -119,6 +123,11 @@ impl Residency for SysResidency {
         self.probe = None;
         self.until_cache = 0;
     }
+
+    fn glance(&mut self, nodes: &[NodeId]) -> Vec<Glance> {
+        let nodes = nodes.iter();
+        nodes.filter_map(|&node| self.glances.at(node)).collect()
+    }
 }
 
 /// Memory of every node that has any.
@@ -179,6 +188,23 @@ pub(super) fn of_meminfo(root: &Root, node: NodeId) -> Result<NodeUsage, PortErr
 /// whoever allocates has to reclaim: the kernel compares these with what is free
 /// without the lists, although it serves from them first.
 fn of_zones(zoneinfo: &str) -> Vec<NodeUsage> {
+    let nodes = pages_of(zoneinfo).into_iter();
+    nodes.map(|(node, sum)| sum.usage(node)).collect()
+}
+
+/// What each node has in all, the reserve of its zones without what lists of CPUs add to it, and these lists.
+pub(super) fn marks(root: &Root) -> BTreeMap<NodeId, Marks> {
+    let zoneinfo = text::read(&root.proc("zoneinfo")).unwrap_or_default();
+    let marks = |sum: Pages| Marks {
+        total: Bytes::from_pages(sum.total),
+        reserve: Bytes::from_pages(sum.reserve),
+        listed: Bytes::from_pages(sum.listed),
+    };
+    let nodes = pages_of(&zoneinfo).into_iter();
+    nodes.map(|(node, sum)| (node, marks(sum))).collect()
+}
+
+fn pages_of(zoneinfo: &str) -> BTreeMap<NodeId, Pages> {
     let mut nodes: BTreeMap<NodeId, Pages> = BTreeMap::new();
     let mut sum = &mut Pages::default();
     let (mut here, mut min, mut high, mut managed) = (0, 0, 0, 0);
@@ -226,8 +252,8 @@ fn of_zones(zoneinfo: &str) -> Vec<NodeUsage> {
             sum.refaults += refaults;
         }
     }
-    let some = nodes.into_iter().filter(|(_, sum)| sum.total > 0);
-    some.map(|(node, sum)| sum.usage(node)).collect()
+    nodes.retain(|_, sum| sum.total > 0);
+    nodes
 }
 
 /// Sums over the zones of a node.

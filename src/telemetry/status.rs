@@ -69,6 +69,9 @@ pub struct Status {
     /// Page cache that made room.
     #[serde(default)]
     pub page_cache: CacheStatus,
+    /// Nodes that nothing is promoted to for now, since others needed their memory.
+    #[serde(default)]
+    pub resting_nodes: Vec<u32>,
     /// Who is watched.
     pub targets: Vec<TargetStatus>,
     /// Configured targets without a process.
@@ -334,6 +337,7 @@ impl Status {
                 reclaimed_bytes: totals.reclaimed.values().copied().sum::<Bytes>().0,
                 rests: report.cache_rests,
             },
+            resting_nodes: report.resting.iter().map(|node| node.0).collect(),
             targets: report
                 .targets
                 .iter()

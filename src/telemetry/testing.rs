@@ -146,6 +146,7 @@ pub(crate) fn report(epoch: u64, targets: Vec<TargetReport>) -> EpochReport {
         }],
         spare: 0.75,
         cache_rests: false,
+        resting: Vec::new(),
         paused: vec![],
     }
 }

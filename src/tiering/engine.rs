@@ -37,6 +37,7 @@ mod asking;
 mod charging;
 mod counted;
 mod deciding;
+mod giving;
 mod machine;
 mod outcome;
 mod pace;
@@ -338,6 +339,8 @@ impl Engine {
         };
 
         tracked.stays.learn(&target.cpu_share, elapsed);
+        tracked.pid = target.pid;
+        tracked.allowed_nodes.clone_from(&target.allowed_nodes);
         tracked.map.sync(&target.eligible, initial);
         tracked.learn_reach(mine.len() as u64, profiling.scans);
         let mut adapted = tracked.adapt(mine, profiling.scans, thresholds);

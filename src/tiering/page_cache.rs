@@ -27,6 +27,7 @@
 
 use super::observation::NodeUsage;
 use super::plan::{Move, MoveOutcome, Reason, Reclaim, Reclaimed};
+use super::rest::Rest;
 use crate::units::{Bytes, Nanos, NodeId};
 
 /// So much that is idle stays on each node, one in so many bytes of it, and no less than its reserve:
@@ -40,12 +41,6 @@ const HALF_LIFE: Nanos = Nanos::from_secs(30);
 /// Share of it that may be read back, beyond bytes per second that may be whatever gave way.
 const MAY_RETURN: f64 = 0.125;
 const STRAY: f64 = (1 << 20) as f64;
-/// How long the first rest is and the longest; each is twice as long as the one before, unless that
-/// ended so long ago.
-const REST: Nanos = Nanos::from_secs(30);
-const LONGEST: Nanos = Nanos::from_secs(32 * 60);
-const FORGIVEN: Nanos = Nanos::from_secs(15 * 60);
-
 /// Whether page cache may make room. See the module.
 #[derive(Clone, Debug, Default)]
 pub struct PageCache {
@@ -58,30 +53,6 @@ pub struct PageCache {
     /// Of all nodes, and of those that gave back too little.
     rest: Rest,
     nodes: Vec<(NodeId, Rest)>,
-}
-
-/// For how long something is left alone.
-#[derive(Clone, Copy, Debug, Default)]
-struct Rest {
-    until: Nanos,
-    length: Nanos,
-}
-
-impl Rest {
-    fn is_on(self, at: Nanos) -> bool {
-        at < self.until
-    }
-
-    fn begin(&mut self, at: Nanos) {
-        if !self.is_on(at) {
-            self.length = if self.length == Nanos::ZERO || at >= self.until + FORGIVEN {
-                REST
-            } else {
-                Nanos(self.length.0 * 2).min(LONGEST)
-            };
-        }
-        self.until = at + self.length;
-    }
 }
 
 impl PageCache {

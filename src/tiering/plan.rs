@@ -39,17 +39,21 @@ pub enum Reason {
     Written,
     /// Read and never written, in the place of what is written.
     Read,
+    /// Cold or, with nothing cold left, hot: others have used up what a node is to have free for them,
+    /// between two decisions.
+    Shortage,
 }
 
 impl Reason {
     /// Every reason, for registering metrics.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Hot,
         Self::Spread,
         Self::Room,
         Self::Headroom,
         Self::Written,
         Self::Read,
+        Self::Shortage,
     ];
 
     /// The label in metrics and logs.
@@ -59,16 +63,19 @@ impl Reason {
             Self::Spread => "spread",
             Self::Room => "room",
             Self::Headroom => "headroom",
+            Self::Shortage => "shortage",
             Self::Written => "written",
             Self::Read => "read",
         }
     }
 
-    /// Where moves for it go.
+    /// Where moves for it go; those for [`Shortage`](Self::Shortage) the other way where nothing slower has room.
     pub fn direction(self) -> Direction {
         match self {
             Self::Hot | Self::Written => Direction::Promotion,
-            Self::Spread | Self::Room | Self::Headroom | Self::Read => Direction::Demotion,
+            Self::Spread | Self::Room | Self::Headroom | Self::Shortage | Self::Read => {
+                Direction::Demotion
+            }
         }
     }
 }
@@ -221,6 +228,14 @@ impl RangeResult {
 }
 
 impl MoveOutcome {
+    /// Adds what was done after it.
+    pub fn add(&mut self, later: Self) {
+        self.results.extend(later.results);
+        self.elapsed += later.elapsed;
+        self.longest_call = self.longest_call.max(later.longest_call);
+        self.reclaimed.extend(later.reclaimed);
+    }
+
     /// Pages of each range that the kernel kept where they were. Of what was not tried
     /// it says nothing.
     pub fn kept(&self) -> Vec<(TargetId, PageRange, u64)> {

@@ -239,6 +239,9 @@ pub struct EpochReport {
     pub reclaimed: Vec<Reclaimed>,
     /// Whether no more of it does for now, since too much is read back or too little given back.
     pub cache_rests: bool,
+    /// Nodes that nothing is promoted to for now, since others needed their memory.
+    #[serde(default)]
+    pub resting: Vec<NodeId>,
     /// Why nothing was planned for anybody, if so.
     pub paused: Vec<PauseReason>,
 }

@@ -31,6 +31,7 @@ mod vm_one_node;
 mod vm_overhead;
 mod vm_page_cache;
 mod vm_pageout;
+mod vm_pressure;
 mod vm_promotion;
 mod vm_record;
 mod vm_refusals;

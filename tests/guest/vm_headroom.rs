@@ -29,11 +29,12 @@ fn usage() -> NodeUsage {
     nodes.find(|u| u.node == NodeId(0)).expect("node 0")
 }
 
-/// Bytes that went for headroom so far.
+/// Bytes that went for headroom so far, with the next plan or, the last of it, at once.
 fn given_back(daemon: &Daemon) -> f64 {
     let name = "hmkeeper_demoted_bytes_total";
-    let bytes = daemon.metrics().sum(name, &[("reason", "headroom")]);
-    bytes.unwrap_or(0.0)
+    let metrics = daemon.metrics();
+    let of = |reason| metrics.sum(name, &[("reason", reason)]).unwrap_or(0.0);
+    of("headroom") + of("shortage")
 }
 
 /// Share of the burst that lies on node 0 when it was just allocated.

@@ -42,7 +42,7 @@ impl Machine {
             let next = pinned.iter().map(|p| p.start).filter(|&start| start > at);
             let end = next.min().map_or(pages.end, |start| start.min(pages.end));
             let order = self.order(pid);
-            let fits = match self.room(to) {
+            let fits = match self.room_to_fill(to) {
                 room if room >= end - at => end - at,
                 room => room >> order << order,
             };

@@ -158,6 +158,7 @@ impl SysMover {
             }
             used = used.max(parts.len());
             took += self.carry_out_parts(&mut queues, &parts, is_huge, turn);
+            turn.is_short |= self.rooms.is_short();
             pace_to_rate(turn);
         }
         let kind = self.kind(is_huge);

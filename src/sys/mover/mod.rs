@@ -17,7 +17,8 @@
 //! Two threads take both
 //! directions at once: promotions, for which there is room by now, and the demotions
 //! that make room for the next. Before each batch the destination must have room for it
-//! beyond its reserve. What page cache has to make of that the kernel is asked for when the rest is used
+//! beyond its reserve, and beyond what is to stay free there ([`Keep`]); where others take so much of a node that
+//! little is left the turn ends. What page cache has to make of that the kernel is asked for when the rest is used
 //! up ([`cache`]). Every page that did not move is remembered at once, and left alone for longer each
 //! time ([`refused`]); a few that were busy are tried once more at the end. Tries in vain may cost
 //! a fiftieth of a CPU ([`effort`]). Pages that are shared with others than
@@ -56,7 +57,7 @@ use super::denied;
 use super::locate::{Locator, Mappers, Place, Whose};
 use super::own_pages::OwnPages;
 use super::root::Root;
-use crate::ports::{FolioPace, MoveLimits, PageMover, PortError, Sharing};
+use crate::ports::{FolioPace, Keep, MoveLimits, PageMover, PortError, Sharing};
 use crate::tiering::observation::TargetId;
 use crate::tiering::plan::{Move, MoveOutcome, MoveResult, PageCounts, Reclaim};
 use crate::units::{Bytes, Nanos, NodeId, PageRange, Pid, VirtAddr};
@@ -115,6 +116,8 @@ struct Turn {
     /// Some that were busy, to be tried once more.
     busy: Vec<(Pid, NodeId, Item)>,
     is_last_try: bool,
+    /// Others need the memory of a node now.
+    is_short: bool,
 }
 
 impl Turn {
@@ -125,7 +128,8 @@ impl Turn {
 
     /// Whether a limit says to stop, or somebody waits.
     fn is_over(&self) -> bool {
-        self.halt.load(Ordering::Relaxed)
+        self.is_short
+            || self.halt.load(Ordering::Relaxed)
             || Nanos::from(self.start.elapsed()) >= self.limits.time
             || self.moved >= self.limits.bytes
     }
@@ -394,6 +398,7 @@ impl PageMover for SysMover {
             ends: HashMap::new(),
             busy: Vec::new(),
             is_last_try: false,
+            is_short: false,
         };
         self.locator.hold();
         for stretch in stretches(moves) {
@@ -406,6 +411,7 @@ impl PageMover for SysMover {
                 .flat_map(|group| self.queue(moves, group, &mut turn))
                 .collect();
             self.carry_out(queues, &mut turn);
+            turn.is_short |= self.rooms.is_short();
         }
         self.locator.let_go();
         self.retry(&mut turn);
@@ -428,6 +434,10 @@ impl PageMover for SysMover {
 
     fn may_reclaim(&mut self, cache: &[Reclaim]) {
         self.cache.begin(cache);
+    }
+
+    fn keep(&mut self, nodes: &[Keep], in_haste: bool) {
+        self.rooms.keep(nodes, in_haste);
     }
 
     fn relate(&mut self, sharing: &Sharing) {

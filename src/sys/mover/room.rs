@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::super::glance::Glances;
 use super::super::residency;
 use super::super::root::Root;
+use crate::ports::Keep;
 use crate::units::{Bytes, NodeId};
 
 /// What is free is read again after so long at least.
@@ -38,6 +40,11 @@ pub(super) struct Rooms {
     root: Root,
     /// What each node keeps back, and since when that is known.
     reserves: HashMap<NodeId, (Bytes, Instant)>,
+    /// What is to stay free beyond that, and whether page cache may have to go for what comes.
+    keeps: Vec<Keep>,
+    in_haste: bool,
+    glances: Glances,
+    looked_at: Option<Instant>,
 }
 
 impl Rooms {
@@ -45,7 +52,42 @@ impl Rooms {
         Self {
             root: root.clone(),
             reserves: HashMap::new(),
+            keeps: Vec::new(),
+            in_haste: false,
+            glances: Glances::new(root),
+            looked_at: None,
         }
+    }
+
+    /// What is left of nodes from now on.
+    pub(super) fn keep(&mut self, nodes: &[Keep], in_haste: bool) {
+        self.keeps = nodes.to_vec();
+        self.in_haste = in_haste;
+        self.looked_at = None;
+    }
+
+    /// Whether a node has less than that by which the turn is to end; looks seldom.
+    pub(super) fn is_short(&mut self) -> bool {
+        if self.looked_at.is_some_and(|at| at.elapsed() < ROOM_LASTS) {
+            return false;
+        }
+        self.looked_at = Some(Instant::now());
+        let glances = &mut self.glances;
+        let mut keeps = self.keeps.iter().filter(|keep| !keep.ends_below.is_zero());
+        keeps.any(|keep| {
+            let glance = glances.at(keep.node);
+            glance.is_some_and(|glance| glance.room < keep.ends_below)
+        })
+    }
+
+    /// Of what is free beyond the reserve, what may be filled.
+    fn beyond_kept(&mut self, node: NodeId, free: Bytes) -> Bytes {
+        let Some(keep) = self.keeps.iter().find(|keep| keep.node == node) else {
+            return free;
+        };
+        let (kept, cache) = (keep.free, self.glances.cache_at(node));
+        let most = (free + cache).saturating_sub(kept);
+        if self.in_haste { most } else { most.min(free) }
     }
 
     /// What a node can take now, when so much is wanted.
@@ -72,16 +114,19 @@ impl Rooms {
 
     /// What is free without the lists of each CPU, and so no more than there is, beyond
     /// the reserve of lately: a tenth of the work, or less.
-    fn at_a_glance(&self, node: NodeId) -> Option<Bytes> {
-        let (reserve, asked) = self.reserves.get(&node)?;
+    fn at_a_glance(&mut self, node: NodeId) -> Option<Bytes> {
+        let &(reserve, asked) = self.reserves.get(&node)?;
+        if asked.elapsed() >= RESERVE_LASTS {
+            return None;
+        }
         let usage = residency::of_meminfo(&self.root, node).ok()?;
-        (asked.elapsed() < RESERVE_LASTS).then(|| usage.free.saturating_sub(*reserve))
+        Some(self.beyond_kept(node, usage.free.saturating_sub(reserve)))
     }
 
     fn exactly(&mut self, node: NodeId) -> Option<Bytes> {
         let usage = residency::usage_of(&self.root, node).ok()?;
         self.reserves.insert(node, (usage.reserve, Instant::now()));
-        Some(usage.free.saturating_sub(usage.reserve))
+        Some(self.beyond_kept(node, usage.free.saturating_sub(usage.reserve)))
     }
 }
 

@@ -130,6 +130,12 @@ impl Status {
             let bytes = Bytes(self.page_cache.reclaimed_bytes);
             writeln!(out, "page cache made room so far: {bytes}")?;
         }
+        for node in &self.resting_nodes {
+            writeln!(
+                out,
+                "nothing is promoted to node {node} for now: other programs needed its memory"
+            )?;
+        }
         if self.page_cache.rests {
             writeln!(
                 out,

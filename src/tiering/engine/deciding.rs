@@ -8,6 +8,7 @@ use crate::tiering::plan::{Move, PageCounts, Reason, Reclaim};
 use crate::tiering::policy::{Budget, Done, TargetView, View};
 use crate::tiering::report::PauseReason;
 use crate::tiering::settings::Asking;
+use crate::tiering::shortage;
 use crate::tiering::tier::TierView;
 use crate::tiering::windows::Windowed;
 use crate::units::{Bytes, Nanos, NodeId, TierId};
@@ -98,7 +99,8 @@ impl Engine {
     }
 
     /// Bytes that can be filled on each node before the kernel's watermarks,
-    /// our headroom or the tier's configured capacity are touched.
+    /// our headroom or the tier's configured capacity are touched; none where others have needed
+    /// what was there of late.
     fn room(&self, nodes: &[NodeUsage]) -> Vec<(NodeId, Bytes)> {
         let mut room = Vec::new();
         for (id, tier) in self.tiers.ids().zip(self.tiers.tiers()) {
@@ -110,6 +112,9 @@ impl Engine {
                     .free
                     .saturating_sub(usage.reserve)
                     .saturating_sub(self.headroom(usage.total));
+                if self.machine.rests.holds(usage.node) {
+                    bytes = Bytes::ZERO;
+                }
                 if let Some(left) = &mut left {
                     bytes = bytes.min(*left);
                     *left = left.saturating_sub(bytes);
@@ -142,7 +147,9 @@ impl Engine {
             let mut left = tier.capacity.map_or(Bytes(u64::MAX), |capacity| {
                 capacity.saturating_sub(self.resident_on(id) + free)
             });
-            for usage in nodes.iter().filter(|usage| of_tier(usage.node)) {
+            let rests = |usage: &&NodeUsage| self.machine.rests.holds(usage.node);
+            let of_tier = nodes.iter().filter(|usage| of_tier(usage.node));
+            for usage in of_tier.filter(|usage| !rests(usage)) {
                 let may = self.machine.page_cache.room(usage).min(left);
                 left = left.saturating_sub(may);
                 cache.push((usage.node, may));
@@ -176,14 +183,26 @@ impl Engine {
         nodes.iter().filter_map(lack).collect()
     }
 
+    /// What of a node of this size no move fills: the configured share, and no less than what a burst takes
+    /// until room is being made for it.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    fn headroom(&self, total: Bytes) -> Bytes {
+    pub fn headroom(&self, total: Bytes) -> Bytes {
         // A share of 0 to 1 of the total: no loss that matters.
-        Bytes((total.as_f64() * self.settings.headroom) as u64)
+        let share = Bytes((total.as_f64() * self.settings.headroom) as u64);
+        share.max(self.least_free(total))
+    }
+
+    /// What is given back to a node of this size at once, whoever has to leave for it.
+    pub fn least_free(&self, total: Bytes) -> Bytes {
+        if self.settings.headroom > 0.0 {
+            shortage::least(total)
+        } else {
+            Bytes::ZERO
+        }
     }
 
     /// What all targets have on a tier.
-    fn resident_on(&self, tier: TierId) -> Bytes {
+    pub(super) fn resident_on(&self, tier: TierId) -> Bytes {
         let nodes = &self.tiers.tiers()[tier.index()].nodes;
         let pages = self
             .targets
@@ -265,7 +284,7 @@ fn done(seen: &Observation) -> Done {
     for result in &seen.outcome.results {
         let sum = match result.asked.reason {
             Reason::Hot | Reason::Spread | Reason::Room => &mut exchanged,
-            Reason::Headroom => &mut given_back,
+            Reason::Headroom | Reason::Shortage => &mut given_back,
             Reason::Written | Reason::Read => &mut relieved,
         };
         sum.add(result.pages);
@@ -291,7 +310,7 @@ mod tests {
 
     #[test]
     fn what_allocations_took_of_the_headroom_is_lacking() {
-        // Of 20 MiB beyond watermarks of 10; two of them come and go.
+        // Of 60 MiB beyond watermarks of 10; seven of them come and go.
         let of = |headroom, free| {
             let settings = EngineSettings {
                 headroom,
@@ -302,10 +321,12 @@ mod tests {
             let mib = lacking.iter().map(|(node, bytes)| (node.0, bytes.0 >> 20));
             mib.collect::<Vec<_>>()
         };
-        assert_eq!(of(0.02, 40), []);
-        assert_eq!(of(0.02, 28), []);
-        assert_eq!(of(0.02, 27), [(0, 3)]);
-        assert_eq!(of(0.02, 4), [(0, 26)]);
+        assert_eq!(of(0.06, 80), []);
+        assert_eq!(of(0.06, 63), []);
+        assert_eq!(of(0.06, 62), [(0, 8)]);
+        assert_eq!(of(0.06, 4), [(0, 66)]);
+        // No less than what a burst takes, though 2 % of the node are 20.
+        assert_eq!(of(0.02, 4), [(0, 56)]);
         assert_eq!(of(0.0, 4), []);
     }
 

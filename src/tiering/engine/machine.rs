@@ -4,6 +4,7 @@ use super::spare::Spare;
 use crate::tiering::observation::Observation;
 use crate::tiering::page_cache::PageCache;
 use crate::tiering::pressure::Pressure;
+use crate::tiering::shortage::Rests;
 use crate::tiering::windows::SHORTEST_AT_ONCE;
 use crate::units::Nanos;
 
@@ -13,6 +14,8 @@ pub(super) struct Machine {
     pub(super) pressure: Pressure,
     pub(super) page_cache: PageCache,
     pub(super) spare: Spare,
+    /// Nodes that nothing is promoted to, since others need their memory.
+    pub(super) rests: Rests,
     /// The shortest window that the sampler can keep.
     pub(super) shortest: Nanos,
 }
@@ -23,6 +26,7 @@ impl Default for Machine {
             pressure: Pressure::default(),
             page_cache: PageCache::default(),
             spare: Spare::default(),
+            rests: Rests::default(),
             shortest: SHORTEST_AT_ONCE,
         }
     }
@@ -38,6 +42,7 @@ impl Machine {
         }
         self.page_cache.follow(seen.at, &seen.nodes, &seen.outcome);
         self.spare.follow(seen);
+        self.rests.follow(seen.at, &seen.outcome);
         self.shortest = seen.shortest;
     }
 }

@@ -91,6 +91,7 @@ pub(super) fn report(engine: &Engine, seen: &Observation, ratios: &Ratios<'_>) -
         longest_call: seen.outcome.longest_call,
         reclaimed: seen.outcome.reclaimed.clone(),
         spare: engine.machine.spare.share(),
+        resting: engine.machine.rests.nodes(),
         cache_rests: engine.settings.page_cache && engine.machine.page_cache.rests(),
         paused,
     }

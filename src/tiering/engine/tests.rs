@@ -360,12 +360,12 @@ fn what_the_kernel_keeps_is_reported_until_it_is_tried_again() {
 fn a_tiers_capacity_and_the_headroom_bound_what_goes_there() {
     let (_, plan) = warmed_up(tiers(Some(Bytes::from_mib(1))));
     assert_eq!(bytes(&plan.moves), Bytes::from_mib(1));
-    // 31 MiB free, less 10 of watermarks, less 2 % of 1000: one is left.
+    // 61 MiB free, less 10 of watermarks, less 50 for a burst, more than 2 % of 1000: one is left.
     let mut engine = Engine::new(EngineSettings::default(), tiers(None), 1);
     let first = engine.step(&observation(10, Vec::new(), 0));
     let mut second = observation(20, first.samples.clone(), 2 * MIB);
     second.residency = slow(&first);
-    second.nodes = usage([31, 500]);
+    second.nodes = usage([61, 500]);
     assert_eq!(bytes(&engine.step(&second).moves), Bytes::from_mib(1));
 }
 

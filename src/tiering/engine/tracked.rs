@@ -17,6 +17,9 @@ use crate::units::{Bytes, HUGE_PAGE_BYTES, Nanos, NodeId, PAGE_BYTES, PageRange,
 #[derive(Debug)]
 pub(super) struct Tracked {
     pub(super) map: RegionMap,
+    /// Its process, and the nodes that its cpuset allows, as last seen.
+    pub(super) pid: Pid,
+    pub(super) allowed_nodes: Option<Vec<NodeId>>,
     /// How far τ1 is raised, in shares of the scans.
     pub(super) raised: f32,
     /// CPU time of its own, and for its memory, when it was seen last.
@@ -67,6 +70,8 @@ impl Default for Tracked {
     fn default() -> Self {
         Self {
             map: RegionMap::default(),
+            pid: Pid(0),
+            allowed_nodes: None,
             raised: 0.0,
             cpu_time: None,
             silent: 0.0,

@@ -13,6 +13,7 @@ use hmkeeper::sys::residency::SysResidency;
 use hmkeeper::sys::root::Root;
 use hmkeeper::tiering::observation::NodeUsage;
 use hmkeeper::tiering::settings::Asking;
+use hmkeeper::tiering::shortage;
 use hmkeeper::units::{Bytes, NodeId, PAGE_BYTES, PageRange, VirtAddr};
 use nix::sys::signal::Signal;
 
@@ -221,9 +222,9 @@ fn start_ballast(node: u32, leave: Bytes, more: &[&str]) -> Ballast {
     // files. It frees of both when it likes, and then there would be more room than was left.
     std::fs::write("/proc/sys/vm/drop_caches", "3").expect("giving caches back");
     let usage = settled(node);
-    // `migration.headroom` is 2 % unless configured.
-    let headroom = usage.total.0 / 50;
-    let leave = leave + usage.reserve + Bytes(headroom);
+    // `migration.headroom` is 2 % unless configured, and no less than what a burst takes.
+    let headroom = Bytes(usage.total.0 / 50).max(shortage::least(usage.total));
+    let leave = leave + usage.reserve + headroom;
     let node = format!("--start-node={node}");
     let leave = format!("--leave={}", leave.0);
     let mut args = vec!["--pattern=ballast", &node, &leave];

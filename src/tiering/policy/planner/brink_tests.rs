@@ -113,7 +113,7 @@ proptest! {
             match m.reason {
                 Reason::Hot | Reason::Spread => prop_assert!(latency(m.to) < latency(m.from)),
                 Reason::Room => {}
-                Reason::Headroom => prop_assert!(false, "nothing is lacking"),
+                Reason::Headroom | Reason::Shortage => prop_assert!(false, "nothing is lacking"),
                 Reason::Written | Reason::Read => prop_assert!(false, "nobody was asked"),
             }
             let is_down = IDLE[m.to.0 as usize] > IDLE[m.from.0 as usize];
