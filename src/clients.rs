@@ -298,6 +298,8 @@ mod tests {
             }
         })
         .await;
+        // Those that were sent away end when it is their turn.
+        sleep(Duration::from_millis(1)).await;
         count
     }
 

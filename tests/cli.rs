@@ -216,12 +216,15 @@ fn what_the_daemon_refuses_comes_with_its_code_and_all_faults() {
     let path = dir.path().join("c.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let server = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut request = String::new();
-        BufReader::new(&stream).read_line(&mut request).unwrap();
-        assert_eq!(request, "{\"command\":\"reload\"}\n");
-        let reply = r#"{"ok":false,"error":"2 faults","code":2,"faults":["a:1:1: x","a:2:1: y"]}"#;
-        writeln!(stream, "{reply}").unwrap();
+        // Whether it is there, and then what is wanted.
+        let faults = r#"{"ok":false,"error":"2 faults","code":2,"faults":["a:1:1: x","a:2:1: y"]}"#;
+        for (command, reply) in [("status", r#"{"ok":true}"#), ("reload", faults)] {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = String::new();
+            BufReader::new(&stream).read_line(&mut request).unwrap();
+            assert_eq!(request, format!("{{\"command\":\"{command}\"}}\n"));
+            writeln!(stream, "{reply}").unwrap();
+        }
     });
     let output = hmkeeper(&["reload", "--socket", path.to_str().unwrap()]);
     server.join().unwrap();

@@ -251,7 +251,10 @@ mod tests {
     #[test]
     fn who_accepts_and_says_nothing_does_not_answer() {
         let (_dir, path) = at(|listener| {
-            let _kept: Vec<_> = listener.incoming().collect();
+            let mut kept = Vec::new();
+            for stream in listener.incoming() {
+                kept.push(stream);
+            }
         });
         for request in [Request::Status, Request::Pause, Request::Reload] {
             let text = ask(&path, request).unwrap_err().to_string();

@@ -120,6 +120,7 @@ pub struct TargetStatus {
     /// Its process.
     pub pid: Pid,
     /// Processes that share it, seen through all of them; 0: it is one process.
+    #[serde(default)]
     pub sharers: u32,
     /// How it is treated.
     pub kind: TargetKind,

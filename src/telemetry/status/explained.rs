@@ -12,7 +12,7 @@ pub(in crate::telemetry) fn explained(reason: PauseReason) -> String {
         PauseReason::SamplerBlind => "busy, but no page is ever seen accessed",
         PauseReason::OneTier => "this machine has nothing to move to",
         PauseReason::Cpuset => {
-            "its cpuset, or hmkeeper's own, allows nodes of one tier only: see cpuset.mems"
+            "its cpuset, or hmkeeper's own, allows one tier only: see cpuset.mems"
         }
         PauseReason::NoGain => "no exchange would pay for its move in the time that it lasts",
     };

@@ -28,7 +28,7 @@ const HORIZON: f64 = 120.0;
 /// What is older than this counts for little, seconds.
 const MEMORY: f64 = 600.0;
 /// Expected share of the CPU time from which on a node is a target's own.
-const DECIDED: f64 = 0.7;
+const DECIDED: f64 = 0.8;
 /// A view changes only when some share of it does by more than this.
 const CHANGE: f64 = 0.2;
 /// A node that gives less than this part of what the busiest one gives is not one of those
