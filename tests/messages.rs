@@ -18,6 +18,9 @@ const ASSEMBLED: &[&str] = &[
     "{what}: {source}",
     "{what}: {detail}",
     "{}: {source}",
+    "{note}",
+    "pid {0}: {1}",
+    "{} ({})",
     "{} ({why})",
     "{} (pid {}): {text}",
 ];

@@ -381,7 +381,8 @@ fn pins_among_others(huge: HugePages, pin: impl Fn(&Buffer) -> (Registered, usiz
         "{busy} busy in {:?}, then {after:?} in 30 turns",
         begin.elapsed()
     );
-    assert!(busy <= 2 * pinned as u64, "{busy} tries of {pinned} pages");
+    // All of it twice, and then a few of each block.
+    assert!(busy <= 3 * pinned as u64, "{busy} tries of {pinned} pages");
     // As soon as they are free they move, if not at once.
     drop(ring);
     for turn in 0.. {
@@ -599,7 +600,10 @@ fn attributes_of_mappings_are_seen() {
     assert!(!covers(&bound) && bytes(Exclusion::Policy) >= Bytes::from_mib(6));
     drop(child);
     // And as configured.
-    let child = Fork::new(|| bound.bind(last).unwrap());
+    let child = Fork::new(|| {
+        bound.bind(last).unwrap();
+        touch(&bound);
+    });
     targets.select(&[TargetSpec {
         move_bound: true,
         ..TargetSpec::of_pid(child.pid())

@@ -128,7 +128,7 @@ fn what_cannot_be_moved_is_told_and_what_is_lifted_moves() {
         "`move_bound = true`",
         "hugetlb pool",
         "`move_shared = false`",
-        "until that ends or writes",
+        "`follow_children` watches both",
         "held by the kernel",
         "among nodes 0,3 only",
         "pages so far: ",

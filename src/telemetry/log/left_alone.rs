@@ -139,8 +139,8 @@ mod tests {
             [
                 "db (pid 4001): 5.0 MiB not moved, locked: mlocked by its program; \
                  `move_locked = true` of the target moves it",
-                "db (pid 4001): 6.0 MiB not moved for now, shared: another process maps it too \
-                 (fork, KSM): `follow_children = true` watches both",
+                "db (pid 4001): 6.0 MiB not moved for now, shared: in another process too \
+                 (fork, KSM): `follow_children` watches both",
             ]
         );
         let mut more = target(1, "db");

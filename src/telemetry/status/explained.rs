@@ -60,9 +60,7 @@ pub(in crate::telemetry) fn paging_rests(why: PagingRest) -> &'static str {
 /// Why memory cannot be moved for now.
 pub(in crate::telemetry) fn held(why: Hold) -> &'static str {
     match why {
-        Hold::Shared => {
-            "another process maps it too (fork, KSM): `follow_children = true` watches both"
-        }
+        Hold::Shared => "in another process too (fork, KSM): `follow_children` watches both",
         Hold::Pinned => "held by the kernel when last tried, as for I/O: tried again later",
     }
 }

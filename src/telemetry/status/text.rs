@@ -422,7 +422,7 @@ db (pid 4001): 100.0 MiB hot of 1.0 GiB in 512 regions, 900 samples (90 accessed
   NOT MOVED             BYTES  WHY, AND WHAT WOULD CHANGE THAT
   file                3.0 MiB  of files, such as programs; anonymous memory is moved
   locked              5.0 MiB  mlocked by its program; `move_locked = true` of the target moves it
-  shared pages        6.0 MiB  another process maps it too (fork, KSM): `follow_children = true` watches both
+  shared pages        6.0 MiB  in another process too (fork, KSM): `follow_children` watches both
   MOVED      FROM             TO               WHY         PLANNED       LAST     SO FAR
   demoted    dram0            cxl1             room        5.0 MiB    4.0 MiB    4.0 MiB
   demoted    dram0            cxl1             headroom    3.0 MiB    2.0 MiB    2.0 MiB
