@@ -322,7 +322,7 @@ fn clients_of_the_control_socket_do_not_end_the_loop() {
         });
         let answer = || {
             ask()
-                .unwrap_or_else(|e| panic!("{clients} clients, {:.20}: {e}", text))
+                .unwrap_or_else(|e| panic!("{clients} clients, {text:.20}: {e}"))
                 .ok
         };
         while !crowd.is_finished() {

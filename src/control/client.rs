@@ -294,6 +294,7 @@ mod tests {
     }
 
     /// Answers `status` at once, and anything else after a while.
+    #[allow(clippy::needless_pass_by_value)]
     fn slow(listener: UnixListener, pause: Duration) {
         use std::io::{BufRead, BufReader};
         for stream in listener.incoming().map_while(Result::ok) {

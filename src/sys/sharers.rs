@@ -297,6 +297,7 @@ fn may_move_shared(root: &Root) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::decimal_bitwise_operands, reason = "numbers of frames")]
 mod tests {
     use super::*;
     use crate::ports::Pool;

@@ -104,7 +104,10 @@ fn eaten_at(workload: &mut Workload, rate: u64, bound: Bound) {
     // What it brought back is not what nobody missed.
     assert!(given <= 3.0 * BEYOND.as_f64() + 5e7, "{given}: {status:#}");
     assert_eq!(status["resting_nodes"][0].as_u64(), Some(0), "{status:#}");
-    let told = daemon.log().matches("left for other programs, which take").count();
+    let told = daemon
+        .log()
+        .matches("left for other programs, which take")
+        .count();
     assert_eq!(told, 1, "{}", daemon.log());
     workload.assert_alive();
     daemon.stop();

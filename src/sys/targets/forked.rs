@@ -292,6 +292,7 @@ fn shares(entry: Entry) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::decimal_bitwise_operands, reason = "numbers of frames")]
 mod tests {
     use super::*;
     use std::fs;
@@ -353,7 +354,7 @@ mod tests {
         let map = |pid: u64| -> Vec<u64> {
             (0..1536)
                 .map(|page| match (page, pid) {
-                    (0..256, 3) | (512..1024, 3) | (1024.., _) => OWN | frame(page, pid),
+                    (0..256 | 512..1024, 3) | (1024.., _) => OWN | frame(page, pid),
                     _ => PRESENT | frame(page, 0),
                 })
                 .collect()

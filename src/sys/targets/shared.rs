@@ -34,8 +34,6 @@ const POOLS_MOST: usize = 1024;
 const VIEWS_MOST: usize = 4096;
 /// Less is not worth a target.
 const LEAST: Bytes = Bytes::from_mib(1);
-/// Of its name, after that of the processes.
-const SUFFIX: &str = " (shared)";
 /// So much more must another one have present to lead.
 const ADVANTAGE: u64 = 2;
 
@@ -207,6 +205,11 @@ impl Pools {
                 }
                 continue;
             }
+            let parts = shared_out(&users, members);
+            if known.is_none() && parts.values().all(|bytes| *bytes == 0) {
+                // Nobody has touched it yet.
+                continue;
+            }
             let present = |at: usize| members[at].map.mapped.shared.0;
             let old =
                 known.and_then(|k| users.iter().find(|(at, _)| members[*at].map.id == k.lead));
@@ -222,7 +225,7 @@ impl Pools {
             formed.push(Formed {
                 family: family.clone(),
                 what: What::Object(object),
-                present: shared_out(&users, members),
+                present: parts,
                 lead: members[lead].map.id,
                 id: known.map(|known| known.id),
                 ..object_views(lead, &users, members)
@@ -305,6 +308,17 @@ impl Pools {
         }
     }
 
+    /// The first of `NAME (shared)`, `NAME (shared 2)` and so on that no pool has.
+    fn free_name(&self, of: &str, before: &[Known]) -> Arc<str> {
+        let is_free = |name: &String| {
+            let mut all = self.known.iter().chain(before);
+            all.all(|known| *known.name != **name)
+        };
+        let further = (2..).map(|number| format!("{of} (shared {number})"));
+        let mut names = std::iter::once(format!("{of} (shared)")).chain(further);
+        names.find(is_free).unwrap_or_default().into()
+    }
+
     fn known(&self, family: &Family, what: &What) -> Option<&Known> {
         self.known
             .iter()
@@ -346,22 +360,21 @@ impl Pools {
                 continue;
             };
             let old = before.iter().position(|known| Some(known.id) == pool.id);
-            let mut known = old.map_or_else(
-                || {
-                    *next_id = next_id.saturating_add(1);
-                    Known {
-                        id: TargetId(*next_id - 1),
-                        name: format!("{}{SUFFIX}", lead.map.name).into(),
-                        family: pool.family.clone(),
-                        what: pool.what.clone(),
-                        lead: pool.lead,
-                        members: BTreeSet::new(),
-                        time: Nanos::ZERO,
-                        cpu_share: Vec::new(),
-                    }
-                },
-                |at| before.swap_remove(at),
-            );
+            let mut known = if let Some(at) = old {
+                before.swap_remove(at)
+            } else {
+                *next_id = next_id.saturating_add(1);
+                Known {
+                    id: TargetId(*next_id - 1),
+                    name: self.free_name(&lead.map.name, &before),
+                    family: pool.family.clone(),
+                    what: pool.what.clone(),
+                    lead: pool.lead,
+                    members: BTreeSet::new(),
+                    time: Nanos::ZERO,
+                    cpu_share: Vec::new(),
+                }
+            };
             known.lead = pool.lead;
             known.members = pool.present.keys().copied().collect();
             known.time += time;

@@ -65,7 +65,7 @@ fn one(pid: i32, entry: u32, present: u64, shared: &[Mapping]) -> One {
 struct Bench {
     pools: Pools,
     next_id: u32,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Bench {
@@ -74,7 +74,7 @@ impl Bench {
         Self {
             pools: Pools::new(&Root::at(dir.path())),
             next_id: 1000,
-            _dir: dir,
+            dir,
         }
     }
 
@@ -204,7 +204,7 @@ fn little_is_left_alone() {
 
 /// Two processes that share pages 256 to 1024 since a fork, of which 1 has written some.
 fn forked(bench: &Bench, written: u64) -> [One; 2] {
-    let root = bench._dir.path();
+    let root = bench.dir.path();
     for pid in [1_u64, 2] {
         let entries: Vec<u8> = (0..1024_u64)
             .map(|page| match page {

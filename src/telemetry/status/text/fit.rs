@@ -34,7 +34,7 @@ impl Fit {
             let is_full = line.chars().count() + word.chars().count() >= width;
             if is_full && !line.trim().is_empty() {
                 lines = lines + &line + "\n";
-                line = " ".to_owned();
+                " ".clone_into(&mut line);
             }
             if !line.is_empty() {
                 line.push(' ');
